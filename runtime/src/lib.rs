@@ -1,0 +1,10 @@
+//! What both Pilotlight programs need: time, logging, signals, durable files, durations and sizes, error printing.
+
+pub mod clock;
+pub mod durable;
+pub mod logging;
+mod report;
+pub mod signals;
+pub mod units;
+
+pub use report::Report;

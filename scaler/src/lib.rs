@@ -1,0 +1,4 @@
+//! The scaler: listens for jobs, keeps machines for them, and proves that they are gone afterwards.
+
+pub mod fleet;
+pub mod provider;
