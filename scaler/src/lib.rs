@@ -1,4 +1,5 @@
 //! The scaler: listens for jobs, keeps machines for them, and proves that they are gone afterwards.
 
 pub mod fleet;
+pub mod keys;
 pub mod provider;
