@@ -2,4 +2,5 @@
 
 pub mod fleet;
 pub mod keys;
+pub mod logs;
 pub mod provider;
