@@ -37,3 +37,4 @@ pub struct ProviderError {
     #[source]
     pub source: std::io::Error,
 }
+

@@ -315,8 +315,8 @@ pub struct DrainResponse {
 /// `GET /api/v1/orphans`, `POST /api/v1/reap`: what a provider lists under our name and the scaler does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orphan {
-    /// Where it was seen.
-    pub placement: PlacementName,
+    /// The kind of the provider that lists it.
+    pub provider: String,
     /// The instance id in its tags.
     pub instance: InstanceId,
     /// Since when.

@@ -1,0 +1,125 @@
+//! What is asked for. The built-in queue hands over real jobs, so the set of job ids is the truth.
+
+use jiff::{SignedDuration, Timestamp};
+use pilotlight_wire::{AssignmentId, ForgeName, InstanceId, JobId, LabelName, PoolName, Usage, Verdict, api::Phases};
+use serde::{Deserialize, Serialize};
+
+/// Why and how often a job may be queued again by itself (link 3).
+pub const MAX_REFUSALS: u32 = 3;
+
+/// One job of the built-in queue. Its payload (image, command, environment) lies sealed in the store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its id, made by the client.
+    pub id: JobId,
+    /// Where it comes from.
+    pub forge: ForgeName,
+    /// What it asked for.
+    pub label: LabelName,
+    /// The label's pool when it was submitted.
+    pub pool: PoolName,
+    /// GPUs it asked for.
+    pub gpus: u32,
+    /// Higher goes first.
+    pub priority: i32,
+    /// From assignment to deadline.
+    pub timeout: SignedDuration,
+    /// What its author calls it.
+    pub name: String,
+    /// SHA-256 of the submitted body: a known id with the same body is the same job.
+    pub body_hash: String,
+    /// When it was accepted.
+    pub queued_at: Timestamp,
+    /// Where it is.
+    pub state: JobState,
+    /// How often a machine refused it before it started.
+    pub refusals: u32,
+    /// When each phase was reached.
+    pub phases: Phases,
+    /// The machine it is or was on.
+    pub instance: Option<InstanceId>,
+}
+
+/// Where a job is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Waiting for a machine.
+    Queued,
+    /// On a machine.
+    Placed {
+        /// The machine.
+        instance: InstanceId,
+        /// The claim.
+        assignment: AssignmentId,
+    },
+    /// Over.
+    Finished(Box<Ended>),
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Whose fault, if any.
+    pub verdict: Verdict,
+    /// The container's own exit code.
+    pub exit_code: Option<i32>,
+    /// One sentence when the verdict is not plain.
+    pub reason: Option<String>,
+    /// When the result was known.
+    pub at: Timestamp,
+    /// The log.
+    pub log: Log,
+    /// Whether bytes of the output are missing.
+    pub log_gap: bool,
+    /// What it used.
+    pub usage: Option<Usage>,
+    /// What it cost by the placement's price.
+    pub cost: Option<f64>,
+}
+
+/// How the log of a finished job stands (link 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Log {
+    /// The agent says how many bytes there are; they may still be on their way.
+    Expected {
+        /// How many.
+        bytes: u64,
+    },
+    /// Nobody will say: the job never ran, or its machine is gone.
+    Over {
+        /// Whether some of it may be missing.
+        incomplete: bool,
+    },
+    /// It is being closed.
+    Closing {
+        /// Whether some of it may be missing.
+        incomplete: bool,
+    },
+    /// All there is, is there.
+    Closed,
+}
+
+impl Job {
+    /// Whether it waits for a machine.
+    #[must_use]
+    pub fn is_queued(&self) -> bool {
+        matches!(self.state, JobState::Queued)
+    }
+
+    /// How it ended, if it has.
+    #[must_use]
+    pub fn ended(&self) -> Option<&Ended> {
+        match &self.state {
+            JobState::Finished(ended) => Some(ended),
+            JobState::Queued | JobState::Placed { .. } => None,
+        }
+    }
+
+    /// Whether nothing more can change: it is over and its log is closed.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.ended().is_some_and(|ended| ended.log == Log::Closed)
+    }
+}

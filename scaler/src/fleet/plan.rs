@@ -1,0 +1,457 @@
+//! What should be done: [`plan`] is a function of the world and the time, and leaves the shell no choices.
+//!
+//! Whatever the plan says is first recorded ([`World::record`]) and committed, then done. Planning again after
+//! recording gives an empty plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use pilotlight_wire::{AssignmentId, GpuId, InstanceId, JobId, PlacementName};
+
+use super::{
+    demand::{JobState, Log},
+    ids::IdGen,
+    instance::{Assignment, AssignmentState, Call, Instance, OVERTIME, Phase, Step},
+    packing::{self, Packed},
+    reason::{Cause, Reason, Waiting},
+    world::{Health, LEASE_MARGIN, TOMBSTONE, World, cpu_jobs, later, log_bound},
+};
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Ask a placement for a new machine.
+    Launch(Box<Instance>),
+    /// Ask again for a machine whose create call was cut off or is unclear.
+    Create(InstanceId),
+    /// Give GPUs of a ready machine to a job.
+    Assign {
+        /// The claim.
+        id: AssignmentId,
+        /// The job.
+        job: JobId,
+        /// The machine.
+        instance: InstanceId,
+        /// The GPUs.
+        gpu_ids: Vec<GpuId>,
+    },
+    /// No new work for a machine that still has some.
+    Drain {
+        /// The machine.
+        instance: InstanceId,
+        /// Why.
+        cause: Cause,
+    },
+    /// Destroy a machine.
+    Terminate {
+        /// The machine.
+        instance: InstanceId,
+        /// Why.
+        cause: Cause,
+    },
+    /// Make the destroy call of a machine that is to go.
+    Destroy(InstanceId),
+    /// Destroy what nobody knows, as an admin ordered.
+    Reap(InstanceId),
+    /// Close the log of a finished job to which nothing more will come.
+    CloseLog {
+        /// The job.
+        job: JobId,
+        /// Whether some of it may be missing: the log says so.
+        incomplete: bool,
+    },
+    /// Drop the memory of a machine that has been gone for long.
+    Forget(InstanceId),
+}
+
+/// An action and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// What to do.
+    pub action: Action,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What should be done now.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In order.
+    pub actions: Vec<Planned>,
+    /// What each queued job waits for.
+    pub waiting: BTreeMap<JobId, Waiting>,
+    /// When to look again without news.
+    pub wake_at: Option<Timestamp>,
+    /// Whether the provider's list is wanted soon: something is to be proved gone.
+    pub list_soon: bool,
+    ids: IdGen,
+}
+
+/// Decides what should be done.
+#[must_use]
+pub fn plan(world: &World, now: Timestamp) -> Plan {
+    let mut ids = world.ids.clone();
+    let mut draft = Draft { world, now, actions: Vec::new(), wake: None, leaving: Leaving::default() };
+    for instance in world.instances.values() {
+        draft.instance(instance);
+    }
+    let packed = packing::pack(world, &draft.leaving, &mut ids, now);
+    for instance in world.instances.values() {
+        draft.idle(instance, &packed);
+    }
+    draft.orphans();
+    draft.logs();
+    draft.placements(&packed);
+    let mut actions = draft.actions;
+    let wake_at = draft.wake;
+    for (job, instance, gpu_ids) in packed.assignments {
+        let action = Action::Assign { id: ids.mint(now), job, instance, gpu_ids };
+        actions.push(Planned { action, reason: Reason::Fits });
+        if world.instances.get(&instance).is_some_and(|instance| instance.single_use) {
+            let cause = Cause::SingleUse;
+            let action = Action::Drain { instance, cause: cause.clone() };
+            actions.push(Planned { action, reason: Reason::Cause(cause) });
+        }
+    }
+    for machine in packed.launches {
+        if let Some(instance) = world.new_instance(&machine, now) {
+            actions.push(Planned { action: Action::Launch(Box::new(instance)), reason: Reason::Demand });
+        }
+    }
+    let list_soon = world
+        .instances
+        .values()
+        .any(|instance| matches!(instance.phase, Phase::Terminating { destroy: Call::Accepted { .. }, .. }));
+    Plan { actions, waiting: packed.waiting, wake_at, list_soon, ids }
+}
+
+/// What this plan takes away, and packing must not count on.
+#[derive(Debug, Default)]
+pub(super) struct Leaving {
+    /// Machines that this plan drains or terminates.
+    pub(super) instances: BTreeSet<InstanceId>,
+    /// Placements on which a boot failed just now, and why.
+    pub(super) placements: BTreeMap<PlacementName, Health>,
+}
+
+struct Draft<'a> {
+    world: &'a World,
+    now: Timestamp,
+    actions: Vec<Planned>,
+    wake: Option<Timestamp>,
+    leaving: Leaving,
+}
+
+impl Draft<'_> {
+    /// Whether a time has come; if not, the plan wakes then.
+    fn due(&mut self, at: Timestamp) -> bool {
+        if self.now >= at {
+            return true;
+        }
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+        false
+    }
+
+    fn push(&mut self, action: Action, reason: Reason) {
+        self.actions.push(Planned { action, reason });
+    }
+
+    /// What is to be done with a machine whoever waits.
+    fn instance(&mut self, instance: &Instance) {
+        let id = instance.id;
+        match &instance.phase {
+            Phase::Gone { .. } => {
+                if self.due(later(instance.changed_at, TOMBSTONE)) {
+                    self.push(Action::Forget(id), Reason::Old);
+                }
+            }
+            Phase::Terminating { destroy, .. } => {
+                if let Call::Due { at, failures } = *destroy
+                    && self.due(at)
+                {
+                    self.push(Action::Destroy(id), Reason::RepeatDestroy { failures });
+                }
+            }
+            Phase::Requested { .. } | Phase::Booting => self.unready(instance),
+            Phase::Ready { .. } | Phase::Draining { .. } => self.enrolled(instance),
+        }
+    }
+
+    /// A machine whose agent has not enrolled.
+    fn unready(&mut self, instance: &Instance) {
+        if let Some(note) = self.stopped(instance) {
+            self.terminate(instance, Cause::Stopped { note });
+        } else if self.due(instance.boot_deadline.max(self.world.grace_until)) {
+            self.terminate(instance, Cause::BootTimeout);
+        } else if let Phase::Requested { create: Call::Due { at, .. } } = instance.phase
+            && self.due(at)
+        {
+            self.push(Action::Create(instance.id), Reason::RepeatCreate);
+        }
+    }
+
+    /// A machine whose agent has enrolled: first what ends it at once, then what drains it.
+    fn enrolled(&mut self, instance: &Instance) {
+        if let Some(cause) = self.dead(instance) {
+            return self.terminate(instance, cause);
+        }
+        let drain = match &instance.phase {
+            Phase::Draining { cause } => Some(cause.clone()),
+            _ => self.outgrown(instance),
+        };
+        let busy = !instance.is_vacant() || self.log_outstanding(instance);
+        match (drain, busy) {
+            (Some(cause), false) => self.terminate(instance, cause),
+            (Some(cause), true) => {
+                if matches!(instance.phase, Phase::Ready { .. }) {
+                    self.leaving.instances.insert(instance.id);
+                    self.push(Action::Drain { instance: instance.id, cause: cause.clone() }, Reason::Cause(cause));
+                }
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// A ready machine without work, on which no waiting job counts.
+    fn idle(&mut self, instance: &Instance, packed: &Packed) {
+        let Phase::Ready { idle_since } = instance.phase else { return };
+        if packed.reserved.contains(&instance.id)
+            || self.leaving.instances.contains(&instance.id)
+            || !instance.is_vacant()
+            || self.log_outstanding(instance)
+        {
+            return;
+        }
+        let Some(pool) = self.world.settings.pools.get(&instance.pool) else { return };
+        if self.due(later(idle_since, pool.idle_timeout)) {
+            self.terminate(instance, Cause::Idle);
+        }
+    }
+
+    /// Why a machine must end now, jobs or not.
+    fn dead(&mut self, instance: &Instance) -> Option<Cause> {
+        let world = self.world;
+        if let Some(note) = self.stopped(instance) {
+            return Some(Cause::Stopped { note });
+        }
+        let heard = world
+            .seen
+            .get(&instance.id)
+            .and_then(|seen| seen.heard_at)
+            .or(instance.ready_at())
+            .unwrap_or(instance.created_at)
+            .max(world.started_at);
+        // After a stepped clock the grace is longer than the lease that runs from the last sync.
+        let judged = |at: Timestamp| at.max(world.grace_until);
+        if instance.is_vacant() {
+            let lapsed = later(later(heard, world.settings.lease), LEASE_MARGIN);
+            if self.due(judged(lapsed)) {
+                return Some(Cause::Silent);
+            }
+        } else {
+            let lost_after = world
+                .settings
+                .pools
+                .get(&instance.pool)
+                .map_or(jiff::SignedDuration::from_hours(1), |pool| pool.lost_after);
+            if self.due(judged(later(heard, lost_after.max(world.settings.lease)))) {
+                return Some(Cause::Lost);
+            }
+            for (_, assignment) in instance.live_assignments() {
+                if self.due(judged(later(assignment.deadline, OVERTIME))) {
+                    return Some(Cause::Overdue);
+                }
+            }
+        }
+        self.due(judged(instance.expires_at())).then_some(Cause::HardEnd)
+    }
+
+    /// Why a machine takes no new work.
+    fn outgrown(&mut self, instance: &Instance) -> Option<Cause> {
+        if !self.world.settings.pools.contains_key(&instance.pool) {
+            return Some(Cause::PoolRemoved);
+        }
+        if instance.single_use && instance.assigned_total > 0 {
+            return Some(Cause::SingleUse);
+        }
+        self.due(instance.lifetime_end).then_some(Cause::Lifetime)
+    }
+
+    fn stopped(&self, instance: &Instance) -> Option<String> {
+        self.world.seen.get(&instance.id)?.stopped.clone()
+    }
+
+    /// Whether some job's log is on this machine only, within the bound that an agent keeps it.
+    fn log_outstanding(&mut self, instance: &Instance) -> bool {
+        instance.assignments.values().any(|assignment| match assignment.state {
+            AssignmentState::Ended { at, log_closed: false } => !self.due(log_bound(at)),
+            _ => false,
+        })
+    }
+
+    fn terminate(&mut self, instance: &Instance, cause: Cause) {
+        self.leaving.instances.insert(instance.id);
+        if cause.is_failed_boot() {
+            let placement = &instance.placement.name;
+            if let Some(health) = self.world.cooled(placement, &cause.to_string(), self.now) {
+                self.leaving.placements.insert(placement.clone(), health);
+            }
+        }
+        self.push(Action::Terminate { instance: instance.id, cause: cause.clone() }, Reason::Cause(cause));
+    }
+
+    fn orphans(&mut self) {
+        for (id, orphan) in &self.world.orphans {
+            if let Some(Call::Due { at, .. }) = orphan.reap
+                && self.due(at)
+            {
+                self.push(Action::Reap(*id), Reason::Orphan);
+            }
+        }
+    }
+
+    fn logs(&mut self) {
+        for job in self.world.jobs.values() {
+            if let Some(Log::Over { incomplete }) = job.ended().map(|ended| ended.log) {
+                self.push(Action::CloseLog { job: job.id, incomplete }, Reason::LogOver { incomplete });
+            }
+        }
+    }
+
+    /// A placement that cools is looked at again when it is over, if somebody waits.
+    fn placements(&mut self, packed: &Packed) {
+        if packed.waiting.is_empty() {
+            return;
+        }
+        for health in self.world.health.values() {
+            if let Health::Cooling { until, .. } = health {
+                let _over = self.due(*until);
+            }
+        }
+        // A large job that begins to starve changes the packing by time alone.
+        for job in self.world.jobs.values().filter(|job| job.is_queued() && job.gpus > 0) {
+            let _starving = self.due(later(job.queued_at, packing::STARVING));
+        }
+    }
+}
+
+impl World {
+    /// Records what the plan says, before it is done: intent before effect.
+    pub fn record(&mut self, plan: &Plan, now: Timestamp) {
+        self.ids = plan.ids.clone();
+        for id in plan.waiting.keys() {
+            if self.jobs.get(id).is_some_and(|job| job.phases.planned.is_none())
+                && let Some(job) = self.job_mut(*id)
+            {
+                job.phases.planned = Some(now);
+            }
+        }
+        for planned in &plan.actions {
+            self.record_action(&planned.action, now);
+        }
+    }
+
+    fn record_action(&mut self, action: &Action, now: Timestamp) {
+        match action {
+            Action::Launch(instance) => {
+                self.dirty.instances.insert(instance.id);
+                self.instances.insert(instance.id, (**instance).clone());
+            }
+            Action::Create(id) => {
+                if let Some(instance) = self.instance_mut(*id)
+                    && let Phase::Requested { create } = &mut instance.phase
+                {
+                    *create = Call::Sent { failures: create.failures() };
+                }
+            }
+            Action::Assign { id, job, instance, gpu_ids } => self.assign(*id, *job, *instance, gpu_ids, now),
+            Action::Drain { instance, cause } => self.step(*instance, &Step::Drain(cause.clone()), now),
+            Action::Terminate { instance, cause } => {
+                if cause.is_failed_boot()
+                    && let Some(placement) =
+                        self.instances.get(instance).map(|instance| instance.placement.name.clone())
+                {
+                    self.cool_down(&placement, &cause.to_string(), now);
+                }
+                self.step(*instance, &Step::Terminate(cause.clone()), now);
+                self.send_destroy(*instance);
+            }
+            Action::Destroy(id) => self.send_destroy(*id),
+            Action::Reap(id) => {
+                if let Some(orphan) = self.orphans.get_mut(id) {
+                    orphan.reap = orphan.reap.map(|call| Call::Sent { failures: call.failures() });
+                }
+            }
+            Action::CloseLog { job, incomplete } => {
+                if let Some(job) = self.job_mut(*job)
+                    && let JobState::Finished(ended) = &mut job.state
+                {
+                    ended.log = Log::Closing { incomplete: *incomplete };
+                }
+            }
+            Action::Forget(id) => {
+                self.dirty.instances.insert(*id);
+                self.instances.remove(id);
+                self.seen.remove(id);
+            }
+        }
+    }
+
+    fn send_destroy(&mut self, id: InstanceId) {
+        if let Some(instance) = self.instance_mut(id)
+            && let Phase::Terminating { destroy, .. } = &mut instance.phase
+        {
+            *destroy = Call::Sent { failures: destroy.failures() };
+        }
+    }
+
+    fn assign(&mut self, id: AssignmentId, job: JobId, instance: InstanceId, gpu_ids: &[GpuId], now: Timestamp) {
+        let Some(machine) = self.instances.get(&instance) else { return };
+        let (created_at, enrolment) = (machine.created_at, machine.enrolment.clone());
+        let Some(job) = self.job_mut(job) else { return };
+        job.state = JobState::Placed { instance, assignment: id };
+        job.instance = Some(instance);
+        job.phases.planned.get_or_insert(now);
+        job.phases.assigned = Some(now);
+        // A job that found a warm machine was not launched for.
+        if created_at >= job.queued_at {
+            job.phases.launched = Some(created_at);
+            job.phases.booted = enrolment.as_ref().map(|enrolment| enrolment.agent_started_at);
+            job.phases.enrolled = enrolment.as_ref().map(|enrolment| enrolment.at);
+        }
+        let assignment = Assignment {
+            job: job.id,
+            gpu_ids: gpu_ids.to_vec(),
+            assigned_at: now,
+            deadline: later(now, job.timeout),
+            cancel: false,
+            last_event: 0,
+            state: AssignmentState::Assigned,
+        };
+        if let Some(machine) = self.instance_mut(instance) {
+            machine.assignments.insert(id, assignment);
+            machine.assigned_total += 1;
+        }
+    }
+
+    fn new_instance(&self, machine: &packing::NewMachine, now: Timestamp) -> Option<Instance> {
+        let pool = self.settings.pools.get(&machine.pool)?;
+        let placement = self.settings.placements.get(&machine.placement)?;
+        Some(Instance {
+            id: machine.id,
+            pool: pool.name.clone(),
+            placement: placement.clone(),
+            gpu_ids: machine.gpu_ids.clone(),
+            cpu_jobs: cpu_jobs(placement, pool.cpu_jobs),
+            phase: Phase::Requested { create: Call::Sent { failures: 0 } },
+            created_at: now,
+            changed_at: now,
+            boot_deadline: later(now, pool.boot_timeout),
+            lifetime_end: later(now, pool.max_lifetime),
+            single_use: !pool.reuse,
+            assigned_total: 0,
+            enrolment: None,
+            assignments: BTreeMap::new(),
+        })
+    }
+}

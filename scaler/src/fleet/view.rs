@@ -1,0 +1,330 @@
+//! The world as clients see it (design 7).
+
+use jiff::Timestamp;
+use pilotlight_wire::api::{
+    Alert, AssignmentView, InstanceView, JobState as WireState, JobView, PlacementView, PlanLine, PlanView, PoolView,
+    StatusView,
+};
+
+use super::{
+    Action, Health, Instance, Job, Phase, Plan, Pool, ProviderConfig, World,
+    demand::{JobState, Log},
+    instance::AssignmentState,
+    plan,
+};
+
+/// A provider that cannot be read for this long is worth a look.
+const LIST_ALERT: jiff::SignedDuration = jiff::SignedDuration::from_mins(1);
+
+/// A destroy that has failed so often is worth a look.
+const DESTROY_ALERT: u32 = 3;
+
+/// A job as clients see it, without what only the living world knows.
+#[must_use]
+pub fn job(job: &Job, running: bool) -> JobView {
+    let ended = job.ended();
+    let state = match &job.state {
+        JobState::Queued => WireState::Queued,
+        JobState::Placed { .. } if running => WireState::Running,
+        JobState::Placed { .. } => WireState::Assigned,
+        JobState::Finished(_) => WireState::Finished,
+    };
+    JobView {
+        id: job.id,
+        forge: job.forge.clone(),
+        name: job.name.clone(),
+        label: job.label.clone(),
+        state,
+        verdict: ended.map(|ended| ended.verdict),
+        exit_code: ended.and_then(|ended| ended.exit_code),
+        reason: ended.and_then(|ended| ended.reason.clone()),
+        instance: job.instance,
+        gpus: job.gpus,
+        queued_at: job.queued_at,
+        started_at: job.phases.started,
+        finished_at: ended.map(|ended| ended.at),
+        phases: job.phases.clone(),
+        detail: None,
+        usage: ended.and_then(|ended| ended.usage.clone()),
+        cost: ended.and_then(|ended| ended.cost),
+        log_gap: ended.is_some_and(|ended| {
+            ended.log_gap || matches!(ended.log, Log::Over { incomplete: true } | Log::Closing { incomplete: true })
+        }),
+    }
+}
+
+/// A machine as clients see it, without what only the living world knows.
+#[must_use]
+pub fn instance(instance: &Instance) -> InstanceView {
+    InstanceView {
+        id: instance.id,
+        pool: instance.pool.clone(),
+        placement: instance.placement.name.clone(),
+        provider: provider(&instance.placement.provider).to_owned(),
+        phase: instance.phase.word().to_owned(),
+        gpus: instance.gpus(),
+        assignments: instance
+            .live_assignments()
+            .map(|(id, assignment)| AssignmentView {
+                id: *id,
+                job: assignment.job,
+                gpus: u32::try_from(assignment.gpu_ids.len()).unwrap_or(u32::MAX),
+                deadline: assignment.deadline,
+            })
+            .collect(),
+        created_at: instance.created_at,
+        ready_at: instance.ready_at(),
+        expires_at: instance.expires_at(),
+        cause: match &instance.phase {
+            Phase::Draining { cause } | Phase::Terminating { cause, .. } | Phase::Gone { cause } => {
+                Some(cause.to_string())
+            }
+            Phase::Requested { .. } | Phase::Booting | Phase::Ready { .. } => None,
+        },
+        last_sync_at: None,
+    }
+}
+
+/// The provider's kind, as the config spells it.
+#[must_use]
+pub fn provider(config: &ProviderConfig) -> &'static str {
+    match config {
+        ProviderConfig::Local(_) => "local",
+    }
+}
+
+impl World {
+    /// A job as clients see it. `plan` says what a queued one waits for.
+    #[must_use]
+    pub fn job_view(&self, of: &Job, plan: &Plan) -> JobView {
+        let running = matches!(&of.state, JobState::Placed { instance, assignment }
+            if self.instances.get(instance).and_then(|instance| instance.assignments.get(assignment))
+                .is_some_and(|assignment| assignment.state == AssignmentState::Running));
+        let mut view = job(of, running);
+        view.detail = self.detail(of).map(str::to_owned);
+        if view.reason.is_none() {
+            view.reason = plan.waiting.get(&of.id).map(ToString::to_string);
+        }
+        view
+    }
+
+    /// A machine as clients see it.
+    #[must_use]
+    pub fn instance_view(&self, of: &Instance) -> InstanceView {
+        let last_sync_at = self.seen.get(&of.id).and_then(|seen| seen.heard_at);
+        InstanceView { last_sync_at, ..instance(of) }
+    }
+
+    /// Machines and jobs in numbers, and what a person should look at.
+    #[must_use]
+    pub fn status_view(&self, now: Timestamp) -> StatusView {
+        StatusView {
+            instances: count(self.instances().filter(|instance| instance.is_live())),
+            jobs_queued: count(self.jobs().filter(|job| job.is_queued())),
+            jobs_running: count(self.jobs().filter(|job| matches!(job.state, JobState::Placed { .. }))),
+            pools: self.pool_views(now),
+            alerts: self.alerts(now),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// Pools as clients see them.
+    #[must_use]
+    pub fn pool_views(&self, now: Timestamp) -> Vec<PoolView> {
+        self.settings.pools.values().map(|pool| self.pool_view(pool, now)).collect()
+    }
+
+    fn pool_view(&self, pool: &Pool, now: Timestamp) -> PoolView {
+        let instances = || self.instances.values().filter(|instance| instance.pool == pool.name && instance.is_live());
+        let ready =
+            || instances().filter(|instance| matches!(instance.phase, Phase::Ready { .. } | Phase::Draining { .. }));
+        let jobs = || self.jobs.values().filter(|job| job.pool == pool.name);
+        PoolView {
+            name: pool.name.clone(),
+            labels: self
+                .settings
+                .labels
+                .values()
+                .filter(|label| label.pool == pool.name)
+                .map(|label| label.name.clone())
+                .collect(),
+            instances: count(instances()),
+            max_instances: pool.max_instances,
+            gpus: ready().map(Instance::gpus).sum(),
+            gpus_used: count(
+                ready()
+                    .flat_map(|instance| instance.live_assignments().flat_map(|(_, assignment)| &assignment.gpu_ids)),
+            ),
+            jobs_queued: count(jobs().filter(|job| job.is_queued())),
+            jobs_running: count(jobs().filter(|job| matches!(job.state, JobState::Placed { .. }))),
+            placements: pool
+                .placements
+                .iter()
+                .filter_map(|name| self.settings.placements.get(name))
+                .map(|placement| {
+                    let (health, reason, until) = match self.health.get(&placement.name) {
+                        Some(Health::Cooling { until, message, .. }) if now < *until => {
+                            ("cooling", Some(message.clone()), Some(*until))
+                        }
+                        Some(Health::Stopped { message, .. }) => ("stopped", Some(message.clone()), None),
+                        Some(Health::Cooling { .. }) | None => ("ok", None, None),
+                    };
+                    PlacementView {
+                        name: placement.name.clone(),
+                        provider: provider(&placement.provider).to_owned(),
+                        health: health.to_owned(),
+                        reason,
+                        until,
+                        instances: count(instances().filter(|instance| instance.placement.name == placement.name)),
+                        max_instances: placement.max_instances,
+                    }
+                })
+                .collect(),
+        }
+    }
+
+    /// What a person should look at.
+    #[must_use]
+    pub fn alerts(&self, now: Timestamp) -> Vec<Alert> {
+        let mut alerts = Vec::new();
+        let mut alert = |code: &str, since: Timestamp, message: String| {
+            alerts.push(Alert { code: code.to_owned(), message, since });
+        };
+        if let Some(since) = self.paused {
+            alert(
+                "paused",
+                since,
+                "nothing is launched since `drain --all`; `pilotlight drain --resume` ends that".to_owned(),
+            );
+        }
+        if let Some((since, message)) = &self.list.failing
+            && now.duration_since(*since) >= LIST_ALERT
+        {
+            alert("provider_unreadable", *since, format!("the provider's list cannot be read: {message}"));
+        }
+        for (placement, health) in &self.health {
+            if let Health::Stopped { since, message } = health {
+                alert(
+                    "placement_stopped",
+                    *since,
+                    format!("placement {placement} is stopped: {message}; mend the config and restart the scaler"),
+                );
+            }
+        }
+        for instance in self.instances.values() {
+            if let Phase::Terminating { destroy, .. } = &instance.phase
+                && destroy.failures() >= DESTROY_ALERT
+            {
+                let message = self.destroy_error(instance.id).unwrap_or("no answer");
+                alert(
+                    "destroy_failing",
+                    instance.changed_at,
+                    format!("instance {} cannot be destroyed, {} tries: {message}", instance.id, destroy.failures()),
+                );
+            }
+        }
+        for (id, seen) in &self.seen {
+            if let Some(since) = seen.intruder_at {
+                alert("enrolled_twice", since, format!("a second agent tried to enrol as instance {id}"));
+            }
+        }
+        for (id, orphan) in &self.orphans {
+            alert(
+                "orphan",
+                orphan.since,
+                format!("instance {id} is listed under our name and not known; `pilotlight reap` shows and ends such"),
+            );
+        }
+        for job in self.jobs.values().filter(|job| job.is_queued()) {
+            if !self.settings.labels.contains_key(&job.label) {
+                alert(
+                    "label_removed",
+                    job.queued_at,
+                    format!("job {} waits for label {}, which is no longer in the config", job.id, job.label),
+                );
+            }
+        }
+        alerts
+    }
+
+    /// What would happen now, and why.
+    #[must_use]
+    pub fn plan_view(&self, now: Timestamp) -> PlanView {
+        let plan = plan(self, now);
+        PlanView {
+            actions: plan.actions.iter().map(|planned| action_line(&planned.action, &planned.reason)).collect(),
+            waiting: plan
+                .waiting
+                .iter()
+                .map(|(job, waiting)| PlanLine {
+                    what: "wait".to_owned(),
+                    subject: job.to_string(),
+                    reason: waiting.word().to_owned(),
+                    text: format!("job {job} waits: {waiting}"),
+                })
+                .collect(),
+            instances: self
+                .instances
+                .values()
+                .filter(|instance| instance.is_live())
+                .map(|instance| self.standing(instance, now))
+                .collect(),
+            wake_at: plan.wake_at,
+        }
+    }
+
+    /// Why a machine stays or goes.
+    fn standing(&self, instance: &Instance, now: Timestamp) -> PlanLine {
+        let id = instance.id;
+        let running = instance.live_assignments().count();
+        let (reason, text) = match &instance.phase {
+            Phase::Requested { .. } => ("create", "asked of the provider".to_owned()),
+            Phase::Booting => ("boot", format!("its agent is to enrol by {:.0}", instance.boot_deadline)),
+            Phase::Ready { .. } if running > 0 => ("busy", format!("runs {running} jobs")),
+            Phase::Ready { idle_since } => {
+                let idle_timeout = self.settings.pools.get(&instance.pool).map(|pool| pool.idle_timeout);
+                let left = idle_timeout
+                    .map_or(jiff::SignedDuration::ZERO, |timeout| timeout - now.duration_since(*idle_since));
+                ("idle", format!("idle, goes in {} s without a job", left.as_secs().max(0)))
+            }
+            Phase::Draining { cause } => (cause.word(), format!("drains ({running} jobs): {cause}")),
+            Phase::Terminating { cause, .. } => (cause.word(), format!("is being destroyed: {cause}")),
+            Phase::Gone { cause } => (cause.word(), format!("gone: {cause}")),
+        };
+        PlanLine {
+            what: instance.phase.word().to_owned(),
+            subject: id.to_string(),
+            reason: reason.to_owned(),
+            text: format!("instance {id} {text}"),
+        }
+    }
+}
+
+/// One planned action as a line.
+#[must_use]
+pub fn action_line(action: &Action, reason: &super::Reason) -> PlanLine {
+    let (what, subject, text) = match action {
+        Action::Launch(instance) => (
+            "launch",
+            instance.id.to_string(),
+            format!("launch instance {} of pool {} on {}", instance.id, instance.pool, instance.placement.name),
+        ),
+        Action::Create(id) => ("create", id.to_string(), format!("ask again for instance {id}")),
+        Action::Assign { job, instance, gpu_ids, .. } => {
+            ("assign", job.to_string(), format!("give job {job} to instance {instance} with {} GPUs", gpu_ids.len()))
+        }
+        Action::Drain { instance, .. } => ("drain", instance.to_string(), format!("drain instance {instance}")),
+        Action::Terminate { instance, .. } => {
+            ("terminate", instance.to_string(), format!("terminate instance {instance}"))
+        }
+        Action::Destroy(id) => ("destroy", id.to_string(), format!("destroy instance {id}")),
+        Action::Reap(id) => ("reap", id.to_string(), format!("reap {id}")),
+        Action::CloseLog { job, .. } => ("close_log", job.to_string(), format!("close the log of job {job}")),
+        Action::Forget(id) => ("forget", id.to_string(), format!("forget instance {id}")),
+    };
+    PlanLine { what: what.to_owned(), subject, reason: reason.word().to_owned(), text: format!("{text}: {reason}") }
+}
+
+fn count<T>(items: impl Iterator<Item = T>) -> u32 {
+    u32::try_from(items.count()).unwrap_or(u32::MAX)
+}

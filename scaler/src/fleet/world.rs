@@ -1,0 +1,401 @@
+//! What there is: instances, jobs, and what was seen of them.
+//!
+//! The world is changed by [`World::apply`] (what happened) and [`World::record`] (what was decided), nowhere else.
+//! What those two touched is remembered in [`Dirty`], and the shell commits exactly that.
+
+mod agent;
+mod jobs;
+mod provider;
+
+pub(super) use jobs::{could_hold, cpu_jobs, log_bound};
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use pilotlight_wire::{
+    AssignmentId, InstanceId, JobId, LabelName, PlacementName, PoolName, agent::AssignmentReport, agent::HostSample,
+};
+
+use super::{
+    Job, Label, Placement, Pool,
+    demand::Log,
+    event::{Applied, Event, Refusal},
+    ids::IdGen,
+    instance::{Call, Instance, Phase, Step},
+    reason::Cause,
+};
+
+/// Gone machines are remembered this long: one that is listed again is destroyed again (link 7).
+pub(super) const TOMBSTONE: SignedDuration = SignedDuration::from_hours(30 * 24);
+
+/// The scaler counts an agent's lease from its own reply plus this much (design 5, fencing).
+pub(super) const LEASE_MARGIN: SignedDuration = SignedDuration::from_secs(60);
+
+/// How long an agent keeps unsent results and logs, and so the longest that an open log holds a machine.
+pub const RESULT_GRACE: SignedDuration = SignedDuration::from_hours(1);
+
+/// What the admin configured, in its valid form.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// How long an agent lives without an answer; also the grace after a restart.
+    pub lease: SignedDuration,
+    /// What jobs may ask for.
+    pub labels: BTreeMap<LabelName, Label>,
+    /// Pools.
+    pub pools: BTreeMap<PoolName, Pool>,
+    /// Placements.
+    pub placements: BTreeMap<PlacementName, Placement>,
+}
+
+/// What was seen of a machine since the scaler's start. Not persisted: a sync that changes no phase writes nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// When its agent was last heard, or last answered.
+    pub heard_at: Option<Timestamp>,
+    /// What it listed in its last sync.
+    pub reports: BTreeMap<AssignmentId, AssignmentReport>,
+    /// How the machine is.
+    pub sample: Option<HostSample>,
+    /// List calls in a row that did not show it.
+    pub absent: u8,
+    /// Why the provider says it has stopped for good.
+    pub stopped: Option<String>,
+    /// An agent with another nonce tried to enrol.
+    pub intruder_at: Option<Timestamp>,
+}
+
+/// How a placement does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It failed a moment ago and is tried again.
+    Cooling {
+        /// When.
+        until: Timestamp,
+        /// How often in a row: the wait doubles.
+        failures: u32,
+        /// What the provider said.
+        message: String,
+    },
+    /// It cannot work as configured.
+    Stopped {
+        /// Since when.
+        since: Timestamp,
+        /// What the provider said.
+        message: String,
+    },
+}
+
+/// What is known of the provider's list. Absence is not emptiness.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListState {
+    /// When the last good call began.
+    pub read_at: Option<Timestamp>,
+    /// Since when calls fail, and what the provider says.
+    pub failing: Option<(Timestamp, String)>,
+}
+
+/// What a provider lists under our name and the world does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Orphan {
+    /// Since when.
+    pub since: Timestamp,
+    /// How its destruction stands, once an admin ordered it.
+    pub reap: Option<Call>,
+}
+
+/// What `apply` and `record` touched since the last commit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dirty {
+    /// Instances changed, added, or removed.
+    pub instances: BTreeSet<InstanceId>,
+    /// Jobs changed or added.
+    pub jobs: BTreeSet<JobId>,
+}
+
+impl Dirty {
+    /// Whether there is nothing to commit.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.instances.is_empty() && self.jobs.is_empty()
+    }
+}
+
+/// What there is.
+#[derive(Clone, Debug)]
+pub struct World {
+    pub(super) settings: Settings,
+    pub(super) started_at: Timestamp,
+    /// Nothing is judged dead before this.
+    pub(super) grace_until: Timestamp,
+    pub(super) ids: IdGen,
+    pub(super) instances: BTreeMap<InstanceId, Instance>,
+    pub(super) seen: BTreeMap<InstanceId, Seen>,
+    pub(super) jobs: BTreeMap<JobId, Job>,
+    pub(super) health: BTreeMap<PlacementName, Health>,
+    pub(super) list: ListState,
+    pub(super) orphans: BTreeMap<InstanceId, Orphan>,
+    /// What the provider said when a destroy last failed.
+    pub(super) destroy_errors: BTreeMap<InstanceId, String>,
+    /// Since when `drain --all` is in force.
+    pub(super) paused: Option<Timestamp>,
+    pub(super) dirty: Dirty,
+}
+
+impl World {
+    /// A world as the store has it, at the scaler's start. `seed` must differ from start to start: ids never repeat.
+    #[must_use]
+    pub fn new(
+        settings: Settings,
+        seed: u64,
+        now: Timestamp,
+        instances: impl IntoIterator<Item = Instance>,
+        jobs: impl IntoIterator<Item = Job>,
+    ) -> Self {
+        let grace_until = later(now, settings.lease);
+        let mut world = Self {
+            settings,
+            started_at: now,
+            grace_until,
+            ids: IdGen::seeded(seed),
+            instances: instances.into_iter().map(|instance| (instance.id, instance)).collect(),
+            seen: BTreeMap::new(),
+            jobs: jobs.into_iter().map(|job| (job.id, job)).collect(),
+            health: BTreeMap::new(),
+            list: ListState::default(),
+            orphans: BTreeMap::new(),
+            destroy_errors: BTreeMap::new(),
+            paused: None,
+            dirty: Dirty::default(),
+        };
+        world.recall_calls(now);
+        world
+    }
+
+    /// What was outstanding when the last scaler died is done again: calls are idempotent by instance id, and so is
+    /// the closing of a log.
+    fn recall_calls(&mut self, now: Timestamp) {
+        for job in self.jobs.values_mut() {
+            if let super::demand::JobState::Finished(ended) = &mut job.state
+                && let Log::Closing { incomplete } = ended.log
+            {
+                ended.log = Log::Over { incomplete };
+            }
+        }
+        for instance in self.instances.values_mut() {
+            if let Phase::Requested { create: call } | Phase::Terminating { destroy: call, .. } = &mut instance.phase
+                && let Call::Sent { failures } = *call
+            {
+                *call = Call::Due { at: now, failures };
+            }
+        }
+    }
+
+    /// Takes in what happened.
+    ///
+    /// # Errors
+    /// When the event cannot be: the world is then as it was.
+    pub fn apply(&mut self, event: Event, now: Timestamp) -> Result<Applied, Refusal> {
+        match event {
+            Event::Submitted(submission) => self.submit(*submission, now),
+            Event::JobCancelled(job) => self.cancel_job(job, now),
+            Event::LogClosed(job) => {
+                self.log_closed(job);
+                Ok(Applied::Done)
+            }
+            Event::Enrolled(enrol) => self.enrol(*enrol, now),
+            Event::Synced(synced) => self.synced(*synced, now),
+            Event::SyncAnswered(instance) => self.sync_answered(instance, now),
+            Event::AssignmentEvent { instance, assignment, event } => {
+                self.assignment_event(instance, assignment, event, now)
+            }
+            Event::Created(instance) => self.created(instance, now),
+            Event::CreateFailed { instance, class, message } => self.create_failed(instance, class, message, now),
+            Event::DestroyAccepted(instance) => self.destroy_accepted(instance, now),
+            Event::DestroyFailed { instance, message } => self.destroy_failed(instance, &message, now),
+            Event::ListRead { began_at, listed } => {
+                self.list_read(began_at, &listed, now);
+                Ok(Applied::Done)
+            }
+            Event::ListFailed { message } => {
+                let since = self.list.failing.take().map_or(now, |(since, _)| since);
+                self.list.failing = Some((since, message));
+                Ok(Applied::Done)
+            }
+            Event::Drain { target, now: at_once } => self.drain(&target, at_once, now),
+            Event::Resumed => {
+                self.paused = None;
+                Ok(Applied::Done)
+            }
+            Event::ReapOrphans => {
+                for orphan in self.orphans.values_mut() {
+                    orphan.reap.get_or_insert(Call::due(now));
+                }
+                Ok(Applied::Orphans(self.orphans.keys().copied().collect()))
+            }
+            Event::ClockStepped => {
+                self.grace_until = later(now, self.settings.lease);
+                Ok(Applied::Done)
+            }
+        }
+    }
+
+    /// What `apply` and `record` touched since the last call.
+    pub fn take_dirty(&mut self) -> Dirty {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// Forgets jobs that nothing can change any more; call it once their last change is committed.
+    pub fn forget_settled(&mut self, committed: &Dirty) {
+        for id in &committed.jobs {
+            if self.jobs.get(id).is_some_and(Job::is_settled) {
+                self.jobs.remove(id);
+            }
+        }
+    }
+
+    /// An instance.
+    #[must_use]
+    pub fn instance(&self, id: InstanceId) -> Option<&Instance> {
+        self.instances.get(&id)
+    }
+
+    /// All instances, tombstones included.
+    pub fn instances(&self) -> impl Iterator<Item = &Instance> {
+        self.instances.values()
+    }
+
+    /// A job that is not settled.
+    #[must_use]
+    pub fn job(&self, id: JobId) -> Option<&Job> {
+        self.jobs.get(&id)
+    }
+
+    /// All jobs that are not settled.
+    pub fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.values()
+    }
+
+    /// What was seen of a machine since the scaler's start.
+    #[must_use]
+    pub fn seen(&self, id: InstanceId) -> Option<&Seen> {
+        self.seen.get(&id)
+    }
+
+    /// What the admin configured.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// How a placement does; absent is well.
+    #[must_use]
+    pub fn health(&self, placement: &PlacementName) -> Option<&Health> {
+        self.health.get(placement)
+    }
+
+    /// What providers list under our name and nobody knows.
+    pub fn orphans(&self) -> impl Iterator<Item = (&InstanceId, &Orphan)> {
+        self.orphans.iter()
+    }
+
+    /// What is known of the provider's list.
+    #[must_use]
+    pub fn list_state(&self) -> &ListState {
+        &self.list
+    }
+
+    pub(super) fn instance_mut(&mut self, id: InstanceId) -> Option<&mut Instance> {
+        let instance = self.instances.get_mut(&id)?;
+        self.dirty.instances.insert(id);
+        Some(instance)
+    }
+
+    pub(super) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
+        let job = self.jobs.get_mut(&id)?;
+        self.dirty.jobs.insert(id);
+        Some(job)
+    }
+
+    /// Moves an instance's phase; a step that does not apply changes nothing.
+    pub(super) fn step(&mut self, id: InstanceId, step: &Step, now: Timestamp) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let phase = instance.phase.transition(step, now);
+        if phase != instance.phase {
+            instance.phase = phase;
+            instance.changed_at = now;
+            self.dirty.instances.insert(id);
+        }
+    }
+
+    /// Notes that a placement does not bring machines up.
+    pub(super) fn cool_down(&mut self, placement: &PlacementName, message: &str, now: Timestamp) {
+        if let Some(health) = self.cooled(placement, message, now) {
+            self.health.insert(placement.clone(), health);
+        }
+    }
+
+    /// How a placement does after one more failure: 3 min, doubling to 30 (design 4). `None` when it is stopped.
+    pub(super) fn cooled(&self, placement: &PlacementName, message: &str, now: Timestamp) -> Option<Health> {
+        let failures = match self.health.get(placement) {
+            // Several machines that fail in one breath are one failure.
+            Some(Health::Cooling { failures, until, .. }) if now < *until => *failures,
+            Some(Health::Cooling { failures, .. }) => failures.saturating_add(1),
+            Some(Health::Stopped { .. }) => return None,
+            None => 1,
+        };
+        let minutes = (3_i64 << (failures - 1).min(4)).min(30);
+        let until = later(now, SignedDuration::from_mins(minutes));
+        Some(Health::Cooling { until, failures, message: message.to_owned() })
+    }
+
+    fn drain(
+        &mut self,
+        target: &pilotlight_wire::api::DrainTarget,
+        at_once: bool,
+        now: Timestamp,
+    ) -> Result<Applied, Refusal> {
+        use pilotlight_wire::api::DrainTarget;
+        match target {
+            DrainTarget::Instance(id) if !self.instances.contains_key(id) => return Err(Refusal::UnknownInstance),
+            DrainTarget::Pool(pool)
+                if !self.settings.pools.contains_key(pool)
+                    && !self.instances.values().any(|instance| instance.pool == *pool) =>
+            {
+                return Err(Refusal::UnknownPool);
+            }
+            DrainTarget::All => self.paused = self.paused.or(Some(now)),
+            DrainTarget::Instance(_) | DrainTarget::Pool(_) => {}
+        }
+        let concerned: Vec<InstanceId> = self
+            .instances
+            .values()
+            .filter(|instance| instance.is_live())
+            .filter(|instance| match target {
+                DrainTarget::Instance(id) => instance.id == *id,
+                DrainTarget::Pool(pool) => instance.pool == *pool,
+                DrainTarget::All => true,
+            })
+            .map(|instance| instance.id)
+            .collect();
+        for &id in &concerned {
+            let Some(instance) = self.instances.get(&id) else { continue };
+            // A machine that boots holds nobody's job: it need not become ready first.
+            let step = match instance.phase {
+                Phase::Requested { .. } | Phase::Booting => Step::Terminate(Cause::Drained),
+                _ => Step::Drain(Cause::Drained),
+            };
+            self.step(id, &step, now);
+            if at_once && let Some(instance) = self.instance_mut(id) {
+                for assignment in instance.assignments.values_mut() {
+                    assignment.cancel |= assignment.is_live();
+                }
+            }
+        }
+        Ok(Applied::Instances(concerned))
+    }
+}
+
+/// A time after another, saturating: a deadline beyond the calendar never comes.
+pub(super) fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
+    at.saturating_add(by).unwrap_or(Timestamp::MAX)
+}

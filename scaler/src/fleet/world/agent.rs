@@ -1,0 +1,188 @@
+//! What agents say: enrolment, syncs, events of assignments.
+
+use jiff::Timestamp;
+use pilotlight_wire::{
+    AssignmentId, InstanceId,
+    agent::{AssignmentEvent, AssignmentEventKind, Stage},
+};
+
+use super::World;
+use crate::fleet::{
+    demand::JobState,
+    event::{Applied, Enrol, Order, Refusal, Synced},
+    instance::{AssignmentState, Enrolment, Instance, Phase, Step},
+    reason::Cause,
+};
+
+impl World {
+    pub(super) fn enrol(&mut self, enrol: Enrol, now: Timestamp) -> Result<Applied, Refusal> {
+        let instance = self.instances.get(&enrol.instance).ok_or(Refusal::UnknownInstance)?;
+        if let Some(first) = &instance.enrolment {
+            if first.nonce != enrol.nonce {
+                self.seen.entry(enrol.instance).or_default().intruder_at = Some(now);
+                return Err(Refusal::OtherNonce);
+            }
+            return if instance.is_live() { Ok(Applied::Done) } else { Err(Refusal::InstanceGone) };
+        }
+        if !matches!(instance.phase, Phase::Requested { .. } | Phase::Booting) {
+            return Err(Refusal::InstanceGone);
+        }
+        let mut problems = enrol.problems;
+        let found = u32::try_from(enrol.inventory.gpus.len()).unwrap_or(u32::MAX);
+        if found < instance.gpus() {
+            problems.push(format!("{found} GPUs found, {} expected", instance.gpus()));
+        }
+        let placement = instance.placement.name.clone();
+        self.step(enrol.instance, &Step::Enrolled, now);
+        self.seen.entry(enrol.instance).or_default().heard_at = Some(now);
+        if let Some(instance) = self.instance_mut(enrol.instance) {
+            if instance.gpu_ids.is_empty() {
+                let wanted = usize::try_from(instance.placement.gpus).unwrap_or(usize::MAX);
+                instance.gpu_ids = enrol.inventory.gpus.iter().take(wanted).map(|gpu| gpu.uuid.clone()).collect();
+            }
+            instance.enrolment = Some(Enrolment {
+                nonce: enrol.nonce,
+                at: now,
+                agent_started_at: enrol.agent_started_at,
+                agent_version: enrol.agent_version,
+                inventory: enrol.inventory,
+            });
+        }
+        if problems.is_empty() {
+            self.health.remove(&placement);
+        } else {
+            // The agent is told to leave with its first sync; the placement cools down, or the same broken box would
+            // be tried for ever.
+            let message = problems.join("; ");
+            self.cool_down(&placement, &message, now);
+            self.step(enrol.instance, &Step::Terminate(Cause::Unhealthy { message }), now);
+        }
+        Ok(Applied::Done)
+    }
+
+    pub(super) fn synced(&mut self, synced: Synced, now: Timestamp) -> Result<Applied, Refusal> {
+        let instance = self.instances.get(&synced.instance).ok_or(Refusal::UnknownInstance)?;
+        if !instance.is_live() {
+            return Err(Refusal::InstanceGone);
+        }
+        let seen = self.seen.entry(synced.instance).or_default();
+        seen.heard_at = Some(now);
+        seen.absent = 0;
+        seen.sample = synced.sample.or(seen.sample);
+        seen.reports = synced.assignments.into_iter().map(|report| (report.id, report)).collect();
+        self.drop_settled_assignments(synced.instance);
+        self.orders(synced.instance).map(Applied::Directives)
+    }
+
+    pub(super) fn sync_answered(&mut self, id: InstanceId, now: Timestamp) -> Result<Applied, Refusal> {
+        if let Some(seen) = self.seen.get_mut(&id) {
+            seen.heard_at = Some(now);
+        }
+        self.orders(id).map(Applied::Directives)
+    }
+
+    /// Assignments that are over, whose log is closed, and whose file the agent no longer has.
+    fn drop_settled_assignments(&mut self, id: InstanceId) {
+        let (Some(instance), Some(seen)) = (self.instances.get(&id), self.seen.get(&id)) else { return };
+        let settled: Vec<AssignmentId> = instance
+            .assignments
+            .iter()
+            .filter(|(_, assignment)| !assignment.is_live() && !assignment.has_open_log())
+            .map(|(id, _)| *id)
+            .filter(|id| !seen.reports.contains_key(id))
+            .collect();
+        if !settled.is_empty()
+            && let Some(instance) = self.instance_mut(id)
+        {
+            instance.assignments.retain(|id, _| !settled.contains(id));
+        }
+    }
+
+    /// What an agent should do: a function of what is, never a queue, so that a lost reply loses nothing (link 3).
+    pub(super) fn orders(&self, id: InstanceId) -> Result<Vec<Order>, Refusal> {
+        let instance = self.instances.get(&id).ok_or(Refusal::UnknownInstance)?;
+        match instance.phase {
+            Phase::Gone { .. } => return Err(Refusal::InstanceGone),
+            Phase::Terminating { .. } => return Ok(vec![Order::Terminate]),
+            Phase::Requested { .. } | Phase::Booting | Phase::Ready { .. } | Phase::Draining { .. } => {}
+        }
+        let listed =
+            |assignment: &AssignmentId| self.seen.get(&id).is_some_and(|seen| seen.reports.contains_key(assignment));
+        Ok(instance
+            .live_assignments()
+            .filter_map(|(id, assignment)| match (assignment.cancel, listed(id)) {
+                (true, _) => Some(Order::Cancel(*id)),
+                (false, false) => Some(Order::Start(*id)),
+                (false, true) => None,
+            })
+            .collect())
+    }
+
+    pub(super) fn assignment_event(
+        &mut self,
+        id: InstanceId,
+        assignment_id: AssignmentId,
+        event: AssignmentEvent,
+        now: Timestamp,
+    ) -> Result<Applied, Refusal> {
+        let instance = self.instances.get(&id).ok_or(Refusal::UnknownInstance)?;
+        if !instance.is_live() {
+            return Err(Refusal::InstanceGone);
+        }
+        let assignment = instance.assignments.get(&assignment_id).ok_or(Refusal::UnknownAssignment)?;
+        if event.n <= assignment.last_event {
+            return Ok(Applied::Done);
+        }
+        let expected = assignment.last_event + 1;
+        if event.n > expected {
+            return Err(Refusal::EventGap { expected });
+        }
+        let (job, cancel) = (assignment.job, assignment.cancel);
+        self.seen.entry(id).or_default().heard_at = Some(now);
+        let state = match event.event {
+            AssignmentEventKind::Started { image_ready_at, .. } => {
+                if let Some(job) = self.job_mut(job) {
+                    job.phases.image_ready = Some(image_ready_at);
+                    job.phases.started = Some(event.at);
+                }
+                AssignmentState::Running
+            }
+            AssignmentEventKind::Refused { reason } => {
+                self.refused(job, &reason, cancel, now);
+                AssignmentState::Ended { at: now, log_closed: true }
+            }
+            AssignmentEventKind::Finished(finished) => {
+                self.end_by_agent(id, job, finished, event.at);
+                AssignmentState::Ended { at: now, log_closed: false }
+            }
+        };
+        let Some(instance) = self.instance_mut(id) else { return Err(Refusal::UnknownInstance) };
+        if let Some(assignment) = instance.assignments.get_mut(&assignment_id) {
+            assignment.last_event = event.n;
+            assignment.state = state;
+        }
+        rest(instance, now);
+        Ok(Applied::Done)
+    }
+
+    /// The line that the agent last said about a job, such as the progress of a pull.
+    #[must_use]
+    pub fn detail(&self, job: &crate::fleet::Job) -> Option<&str> {
+        let JobState::Placed { instance, assignment } = job.state else { return None };
+        let report = self.seen.get(&instance)?.reports.get(&assignment)?;
+        match report.stage {
+            Stage::Running | Stage::Finishing | Stage::Finished => None,
+            Stage::Accepted | Stage::Preparing => report.detail.as_deref(),
+        }
+    }
+}
+
+/// The idle clock starts when the last job ends.
+fn rest(instance: &mut Instance, now: Timestamp) {
+    let vacant = instance.is_vacant();
+    if let Phase::Ready { idle_since } = &mut instance.phase
+        && vacant
+    {
+        *idle_since = now;
+    }
+}

@@ -1,0 +1,216 @@
+//! Jobs of the built-in queue: submitted, cancelled, over.
+
+use jiff::Timestamp;
+use pilotlight_wire::{ForgeName, InstanceId, JobId, Verdict, agent::Finished, api::Phases};
+
+use super::World;
+use crate::fleet::{
+    demand::{Ended, Job, JobState, Log},
+    event::{Applied, Refusal, Submission},
+    instance::{AssignmentState, Phase},
+    placement::Placement,
+};
+
+impl World {
+    pub(super) fn submit(&mut self, submission: Submission, now: Timestamp) -> Result<Applied, Refusal> {
+        if let Some(job) = self.jobs.get(&submission.id) {
+            return if job.body_hash == submission.body_hash {
+                Ok(Applied::Job(Box::new(job.clone())))
+            } else {
+                Err(Refusal::OtherBody)
+            };
+        }
+        let Some(label) = self.settings.labels.get(&submission.label) else {
+            let known = self.settings.labels.keys().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            return Err(Refusal::UnknownLabel { label: submission.label, known });
+        };
+        let placements: Vec<&Placement> = self
+            .settings
+            .pools
+            .get(&label.pool)
+            .into_iter()
+            .flat_map(|pool| &pool.placements)
+            .filter_map(|name| self.settings.placements.get(name))
+            .collect();
+        let pool_cpu_jobs = self.settings.pools.get(&label.pool).and_then(|pool| pool.cpu_jobs);
+        if !placements.iter().any(|placement| could_hold(placement, pool_cpu_jobs, label.gpus)) {
+            let have = placements
+                .iter()
+                .map(|placement| format!("{} has {}", placement.name, placement.gpus))
+                .collect::<Vec<_>>()
+                .join(", ");
+            return Err(Refusal::TooLarge { label: label.name.clone(), gpus: label.gpus, have });
+        }
+        let job = Job {
+            id: submission.id,
+            forge: ForgeName::direct(),
+            label: label.name.clone(),
+            pool: label.pool.clone(),
+            gpus: label.gpus,
+            priority: submission.priority.unwrap_or(label.priority),
+            timeout: submission.timeout.unwrap_or(label.timeout),
+            name: submission.name,
+            body_hash: submission.body_hash,
+            queued_at: now,
+            state: JobState::Queued,
+            refusals: 0,
+            phases: Phases { queued: Some(now), ..Phases::default() },
+            instance: None,
+        };
+        self.dirty.jobs.insert(job.id);
+        self.jobs.insert(job.id, job.clone());
+        Ok(Applied::Job(Box::new(job)))
+    }
+
+    pub(super) fn cancel_job(&mut self, id: JobId, now: Timestamp) -> Result<Applied, Refusal> {
+        let job = self.jobs.get(&id).ok_or(Refusal::UnknownJob)?;
+        match job.state {
+            JobState::Queued => {
+                let ended = never_ran(Verdict::Cancelled, Some("cancelled while it was queued".to_owned()), now);
+                self.end_job(id, ended, now);
+            }
+            JobState::Placed { instance, assignment } => {
+                if let Some(assignment) =
+                    self.instance_mut(instance).and_then(|instance| instance.assignments.get_mut(&assignment))
+                {
+                    assignment.cancel = true;
+                }
+            }
+            JobState::Finished(_) => {}
+        }
+        let job = self.jobs.get(&id).ok_or(Refusal::UnknownJob)?;
+        Ok(Applied::Job(Box::new(job.clone())))
+    }
+
+    pub(super) fn log_closed(&mut self, id: JobId) {
+        let Some(job) = self.job_mut(id) else { return };
+        let JobState::Finished(ended) = &mut job.state else { return };
+        ended.log = Log::Closed;
+        let Some(instance) = job.instance else { return };
+        if let Some(instance) = self.instance_mut(instance) {
+            for assignment in instance.assignments.values_mut().filter(|assignment| assignment.job == id) {
+                if let AssignmentState::Ended { log_closed, .. } = &mut assignment.state {
+                    *log_closed = true;
+                }
+            }
+        }
+    }
+
+    pub(super) fn end_job(&mut self, id: JobId, ended: Ended, now: Timestamp) {
+        if let Some(job) = self.job_mut(id)
+            && job.ended().is_none()
+        {
+            job.phases.finished = Some(now);
+            job.state = JobState::Finished(Box::new(ended));
+        }
+    }
+
+    /// A job's assignment ended by the agent's own word.
+    pub(super) fn end_by_agent(&mut self, instance: InstanceId, id: JobId, finished: Finished, at: Timestamp) {
+        let cost = finished.usage.as_ref().and_then(|usage| self.cost(instance, id, usage.wall_seconds));
+        let ended = Ended {
+            verdict: finished.verdict,
+            exit_code: finished.exit_code,
+            reason: finished.reason,
+            at,
+            log: Log::Expected { bytes: finished.log_bytes },
+            log_gap: finished.log_gap,
+            usage: finished.usage,
+            cost,
+        };
+        self.end_job(id, ended, at);
+    }
+
+    /// The job's share of its machine's price.
+    fn cost(&self, instance: InstanceId, job: JobId, wall_seconds: f64) -> Option<f64> {
+        let (instance, job) = (self.instances.get(&instance)?, self.jobs.get(&job)?);
+        let price = instance.placement.price_per_hour?;
+        let share = match (instance.gpus(), job.gpus) {
+            (0, _) => 1.0 / f64::from(instance.cpu_jobs.max(1)),
+            // A job without GPUs rides along: the GPUs it does not hold are not on its bill.
+            (_, 0) => 0.0,
+            (all, some) => f64::from(some) / f64::from(all),
+        };
+        Some(price * share * wall_seconds / 3600.0)
+    }
+
+    /// The last word on what a machine that is now gone had: its jobs are lost, and no more of their logs will come.
+    pub(super) fn settle_gone(&mut self, id: InstanceId, now: Timestamp) {
+        let Some(instance) = self.instances.get(&id) else { return };
+        let cause = match &instance.phase {
+            Phase::Gone { cause } => cause.to_string(),
+            _ => return,
+        };
+        let assignments: Vec<_> = instance
+            .assignments
+            .values()
+            .map(|assignment| (assignment.job, assignment.cancel, assignment.is_live(), assignment.state))
+            .collect();
+        for (job, cancel, live, state) in assignments {
+            if live {
+                let (verdict, reason) = if cancel {
+                    (Verdict::Cancelled, format!("cancelled; its machine is gone: {cause}"))
+                } else {
+                    (Verdict::Infrastructure, format!("its machine is gone: {cause}"))
+                };
+                let started = state == AssignmentState::Running;
+                let ended = Ended { log: Log::Over { incomplete: started }, ..never_ran(verdict, Some(reason), now) };
+                self.end_job(job, ended, now);
+            } else if let Some(job) = self.job_mut(job)
+                && let JobState::Finished(ended) = &mut job.state
+                && let Log::Expected { .. } = ended.log
+            {
+                ended.log = Log::Over { incomplete: true };
+            }
+        }
+        if let Some(instance) = self.instance_mut(id) {
+            instance.assignments.clear();
+        }
+    }
+
+    /// Puts a job that its machine refused back into the queue, or ends it when that happened too often.
+    pub(super) fn refused(&mut self, id: JobId, reason: &str, cancel: bool, now: Timestamp) {
+        let Some(job) = self.job_mut(id) else { return };
+        job.refusals += 1;
+        if cancel {
+            let ended = never_ran(Verdict::Cancelled, Some("cancelled before it started".to_owned()), now);
+            self.end_job(id, ended, now);
+        } else if job.refusals >= crate::fleet::demand::MAX_REFUSALS {
+            let reason = format!("refused by {} machines in a row, last: {reason}", job.refusals);
+            self.end_job(id, never_ran(Verdict::Infrastructure, Some(reason), now), now);
+        } else {
+            job.state = JobState::Queued;
+            job.instance = None;
+            job.phases = Phases { queued: job.phases.queued, planned: job.phases.planned, ..Phases::default() };
+        }
+    }
+}
+
+/// The end of a job that has no log of its own to come.
+fn never_ran(verdict: Verdict, reason: Option<String>, at: Timestamp) -> Ended {
+    Ended {
+        verdict,
+        exit_code: None,
+        reason,
+        at,
+        log: Log::Over { incomplete: false },
+        log_gap: false,
+        usage: None,
+        cost: None,
+    }
+}
+
+/// Whether a machine of this placement could ever hold a job with so many GPUs.
+pub(in crate::fleet) fn could_hold(placement: &Placement, pool_cpu_jobs: Option<u32>, gpus: u32) -> bool {
+    if gpus == 0 { cpu_jobs(placement, pool_cpu_jobs) > 0 } else { placement.gpus >= gpus }
+}
+
+/// Jobs without GPUs at once: the pool's `cpu_jobs`, else 1 on machines without GPUs and 0 on others (design 2).
+pub(in crate::fleet) fn cpu_jobs(placement: &Placement, pool_cpu_jobs: Option<u32>) -> u32 {
+    pool_cpu_jobs.unwrap_or(u32::from(placement.gpus == 0))
+}
+
+/// A bound on what an open log can hold a machine for.
+pub(in crate::fleet) fn log_bound(ended_at: Timestamp) -> Timestamp {
+    super::later(ended_at, super::RESULT_GRACE)
+}

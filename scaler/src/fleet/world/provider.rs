@@ -1,0 +1,158 @@
+//! What the provider says: creates, destroys, lists.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use pilotlight_wire::InstanceId;
+
+use super::{Health, Orphan, World};
+use crate::{
+    fleet::{
+        event::{Applied, CreateFailure, Refusal},
+        instance::{Call, Phase, Step},
+        reason::Cause,
+    },
+    provider::Listed,
+};
+
+/// How many lists in a row must not show a machine before its absence counts (link 7).
+const ABSENCES: u8 = 2;
+
+impl World {
+    pub(super) fn created(&mut self, id: InstanceId, now: Timestamp) -> Result<Applied, Refusal> {
+        if !self.instances.contains_key(&id) {
+            return Err(Refusal::UnknownInstance);
+        }
+        self.step(id, &Step::Created, now);
+        Ok(Applied::Done)
+    }
+
+    pub(super) fn create_failed(
+        &mut self,
+        id: InstanceId,
+        class: CreateFailure,
+        message: String,
+        now: Timestamp,
+    ) -> Result<Applied, Refusal> {
+        let instance = self.instances.get(&id).ok_or(Refusal::UnknownInstance)?;
+        let Phase::Requested { create } = instance.phase else {
+            // It enrolled, or is being destroyed: what the create call says no longer matters (link 1).
+            return Ok(Applied::Done);
+        };
+        let placement = instance.placement.name.clone();
+        match class {
+            CreateFailure::MayExist => {
+                if let Some(instance) = self.instance_mut(id) {
+                    instance.phase = Phase::Requested { create: create.failed(now) };
+                }
+                return Ok(Applied::Done);
+            }
+            CreateFailure::Capacity => self.cool_down(&placement, &message, now),
+            CreateFailure::Invalid => {
+                self.health.insert(placement, Health::Stopped { since: now, message: message.clone() });
+            }
+        }
+        self.step(id, &Step::Terminate(Cause::CreateFailed { message }), now);
+        Ok(Applied::Done)
+    }
+
+    pub(super) fn destroy_accepted(&mut self, id: InstanceId, now: Timestamp) -> Result<Applied, Refusal> {
+        if let Some(orphan) = self.orphans.get_mut(&id) {
+            orphan.reap = Some(Call::Accepted { at: now });
+            return Ok(Applied::Done);
+        }
+        let instance = self.instance_mut(id).ok_or(Refusal::UnknownInstance)?;
+        if let Phase::Terminating { destroy, absent, .. } = &mut instance.phase {
+            *destroy = Call::Accepted { at: now };
+            *absent = 0;
+        }
+        Ok(Applied::Done)
+    }
+
+    pub(super) fn destroy_failed(&mut self, id: InstanceId, message: &str, now: Timestamp) -> Result<Applied, Refusal> {
+        self.destroy_errors.insert(id, message.to_owned());
+        if let Some(orphan) = self.orphans.get_mut(&id) {
+            orphan.reap = orphan.reap.map(|call| call.failed(now));
+            return Ok(Applied::Done);
+        }
+        let instance = self.instance_mut(id).ok_or(Refusal::UnknownInstance)?;
+        if let Phase::Terminating { destroy, .. } = &mut instance.phase {
+            *destroy = destroy.failed(now);
+        }
+        Ok(Applied::Done)
+    }
+
+    /// Takes in a list. It says nothing about instances that changed after the call began.
+    pub(super) fn list_read(&mut self, began_at: Timestamp, listed: &[Listed], now: Timestamp) {
+        self.list.read_at = Some(began_at);
+        self.list.failing = None;
+        let listed: BTreeMap<InstanceId, &Listed> = listed.iter().map(|listed| (listed.instance, listed)).collect();
+        let known: Vec<InstanceId> = self.instances.keys().copied().collect();
+        for id in known {
+            match listed.get(&id) {
+                Some(listed) => self.listed(id, listed, began_at, now),
+                None => self.not_listed(id, began_at, now),
+            }
+        }
+        let unknown = listed.keys().filter(|id| !self.instances.contains_key(id));
+        self.orphans = unknown
+            .map(|id| (*id, self.orphans.get(id).cloned().unwrap_or(Orphan { since: now, reap: None })))
+            .collect();
+    }
+
+    fn listed(&mut self, id: InstanceId, listed: &Listed, began_at: Timestamp, now: Timestamp) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        if instance.changed_at >= began_at {
+            return;
+        }
+        let seen = self.seen.entry(id).or_default();
+        seen.absent = 0;
+        seen.stopped = (!listed.alive).then(|| listed.note.clone().unwrap_or_default());
+        match &mut instance.phase {
+            Phase::Requested { .. } => self.step(id, &Step::Created, now),
+            Phase::Gone { .. } => self.step(id, &Step::Terminate(Cause::Reappeared), now),
+            Phase::Terminating { absent, .. } => *absent = 0,
+            Phase::Booting | Phase::Ready { .. } | Phase::Draining { .. } => {}
+        }
+    }
+
+    fn not_listed(&mut self, id: InstanceId, began_at: Timestamp, now: Timestamp) {
+        let grace = now < self.grace_until;
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        if instance.changed_at >= began_at {
+            return;
+        }
+        match &mut instance.phase {
+            // The create call may be on its way; the boot deadline ends it.
+            Phase::Requested { .. } | Phase::Gone { .. } => {}
+            Phase::Booting | Phase::Ready { .. } | Phase::Draining { .. } => {
+                let seen = self.seen.entry(id).or_default();
+                // A machine whose agent is heard is not absent, whatever the list says.
+                if grace || seen.heard_at.is_some_and(|heard| heard >= began_at) {
+                    seen.absent = 0;
+                    return;
+                }
+                seen.absent = seen.absent.saturating_add(1);
+                if seen.absent >= ABSENCES {
+                    self.step(id, &Step::Terminate(Cause::Vanished), now);
+                }
+            }
+            Phase::Terminating { destroy: Call::Accepted { at }, absent, .. } if *at < began_at => {
+                *absent = absent.saturating_add(1);
+                if *absent >= ABSENCES {
+                    self.step(id, &Step::ProvedGone, now);
+                    self.seen.remove(&id);
+                    self.destroy_errors.remove(&id);
+                    self.settle_gone(id, now);
+                }
+            }
+            Phase::Terminating { .. } => {}
+        }
+    }
+
+    /// What the provider said when destroying a machine last failed.
+    #[must_use]
+    pub fn destroy_error(&self, id: InstanceId) -> Option<&str> {
+        self.destroy_errors.get(&id).map(String::as_str)
+    }
+}
