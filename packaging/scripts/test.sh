@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# All checks, in the order in which they fail fastest. Run by `make test`, which has installed the tools before.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+work=$(mktemp -d)
+leave() {
+  local status=$?
+  packaging/scripts/docker.sh stop --pidfile "$work/dockerd.pid" || status=1
+  rm -rf "$work"
+  exit "$status"
+}
+trap leave EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+step() {
+  printf '\n== %s\n' "$*" >&2
+  "$@"
+}
+
+profile=default
+[ "${CI:-}" != true ] || profile=ci
+export PATH="$CARGO_TARGET_DIR/tools/bin:$PATH"
+
+step make --no-print-directory lint
+step packaging/scripts/docker.sh ensure --pidfile "$work/dockerd.pid"
+# The scenarios start the programs themselves.
+step cargo build --locked --workspace --bins
+step cargo nextest run --locked --workspace --profile "$profile"
+step cargo test --locked --workspace --doc --quiet
