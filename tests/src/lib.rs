@@ -1,1 +1,3 @@
-//! tests
+//! Whole-system tests: golden planner scripts and scenarios with the real programs.
+
+pub mod plans;

@@ -32,12 +32,23 @@ pub struct Job {
     pub queued_at: Timestamp,
     /// Where it is.
     pub state: JobState,
-    /// How often a machine refused it before it started.
-    pub refusals: u32,
+    /// The last machine that refused it before it started.
+    pub refusal: Option<Refused>,
     /// When each phase was reached.
     pub phases: Phases,
     /// The machine it is or was on.
     pub instance: Option<InstanceId>,
+}
+
+/// A machine refused a job before it started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// How many have, in a row.
+    pub count: u32,
+    /// Why the last one did.
+    pub reason: String,
+    /// When the job is tried again: what ails a machine may pass.
+    pub until: Timestamp,
 }
 
 /// Where a job is.

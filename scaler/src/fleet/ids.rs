@@ -5,32 +5,37 @@ use pilotlight_wire::Id;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use uuid::Builder;
 
+/// Twelve bits stand between the time and the random part of a UUID of version 7.
+const MAX_COUNT: u16 = 0x0fff;
+
 /// Mints ids; a copy of it mints the same ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IdGen {
     random: SmallRng,
-    minted: u16,
+    millis: u64,
+    count: u16,
 }
 
 impl IdGen {
     pub(super) fn seeded(seed: u64) -> Self {
-        Self { random: SmallRng::seed_from_u64(seed), minted: 0 }
+        Self { random: SmallRng::seed_from_u64(seed), millis: 0, count: 0 }
     }
 
-    /// Begins a new plan: ids of one plan sort in the order in which they are minted.
-    pub(super) fn begin(&mut self) {
-        self.minted = 0;
-    }
-
-    /// A UUID of version 7: it sorts by time, then by its place in the plan.
+    /// A UUID of version 7. Ids sort in the order in which they are minted, within a millisecond too: packing fills
+    /// machines in the order of their launch.
     pub(super) fn mint<K>(&mut self, now: Timestamp) -> Id<K> {
         let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
+        if millis > self.millis {
+            (self.millis, self.count) = (millis, 0);
+        } else if self.count == MAX_COUNT {
+            (self.millis, self.count) = (self.millis + 1, 0);
+        } else {
+            self.count += 1;
+        }
         let mut random = [0; 10];
         self.random.fill_bytes(&mut random);
-        // Twelve bits stand between the time and the random part.
-        random[..2].copy_from_slice(&self.minted.to_be_bytes());
-        self.minted = (self.minted + 1).min(0x0fff);
-        Id::from_uuid(Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
+        random[..2].copy_from_slice(&self.count.to_be_bytes());
+        Id::from_uuid(Builder::from_unix_timestamp_millis(self.millis, &random).into_uuid())
     }
 }
 
@@ -41,13 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_of_one_plan_sort_as_minted_and_replay() {
+    fn ids_sort_as_minted_and_replay() {
+        let now = Timestamp::from_second(1_767_225_600).unwrap();
         let mut ids = IdGen::seeded(7);
         let mut copy = ids.clone();
-        let minted: Vec<InstanceId> = (0..3000).map(|_| ids.mint(Timestamp::UNIX_EPOCH)).collect();
+        let minted: Vec<InstanceId> = (0..10_000).map(|_| ids.mint(now)).collect();
         assert!(minted.is_sorted());
-        assert!(minted.iter().all(|id| *id == copy.mint(Timestamp::UNIX_EPOCH)));
-        ids.begin();
-        assert!(!minted.contains(&ids.mint(Timestamp::UNIX_EPOCH)), "the random part goes on");
+        assert!(minted.iter().all(|id| *id == copy.mint(now)), "a copy mints the same");
+        let earlier: InstanceId = ids.mint(Timestamp::UNIX_EPOCH);
+        assert!(earlier > minted[9_999], "time that stands still or goes back does not matter");
     }
 }

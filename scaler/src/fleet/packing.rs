@@ -96,7 +96,6 @@ struct Room<'a> {
 }
 
 pub(super) fn pack(world: &World, leaving: &Leaving, ids: &mut IdGen, now: Timestamp) -> Packed {
-    ids.begin();
     let mut packed = Packed::default();
     let mut room = Room::new(world, leaving);
     let mut queues: BTreeMap<&PoolName, Vec<&Job>> = BTreeMap::new();
@@ -137,6 +136,11 @@ fn pack_pool<'a>(
         }
         if world.paused.is_some() {
             packed.waiting.insert(job.id, Waiting::Paused);
+            continue;
+        }
+        if let Some(refused) = job.refusal.as_ref().filter(|refused| now < refused.until) {
+            let (until, reason) = (refused.until, refused.reason.clone());
+            packed.waiting.insert(job.id, Waiting::Refused { until, reason });
             continue;
         }
         let fit = bins.iter_mut().filter(|bin| bin.fits(job.gpus)).min_by_key(|bin| bin.preference());

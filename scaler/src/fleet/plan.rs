@@ -165,11 +165,15 @@ impl Draft<'_> {
                     self.push(Action::Forget(id), Reason::Old);
                 }
             }
-            Phase::Terminating { destroy, .. } => {
+            Phase::Terminating { cause, destroy, .. } => {
                 if let Call::Due { at, failures } = *destroy
                     && self.due(at)
                 {
-                    self.push(Action::Destroy(id), Reason::RepeatDestroy { failures });
+                    let reason = match failures {
+                        0 => Reason::Cause(cause.clone()),
+                        _ => Reason::RepeatDestroy { failures },
+                    };
+                    self.push(Action::Destroy(id), reason);
                 }
             }
             Phase::Requested { .. } | Phase::Booting => self.unready(instance),
@@ -326,6 +330,13 @@ impl Draft<'_> {
         for health in self.world.health.values() {
             if let Health::Cooling { until, .. } = health {
                 let _over = self.due(*until);
+            }
+        }
+        for job in self.world.jobs.values() {
+            if let Some(refusal) = &job.refusal
+                && job.is_queued()
+            {
+                let _again = self.due(refusal.until);
             }
         }
         // A large job that begins to starve changes the packing by time alone.

@@ -201,6 +201,13 @@ pub enum Waiting {
     LabelRemoved,
     /// Its GPUs are free but kept for a larger job that has waited too long.
     BehindLargeJob,
+    /// A machine refused it a moment ago.
+    Refused {
+        /// When it is tried again.
+        until: Timestamp,
+        /// Why.
+        reason: String,
+    },
     /// No placement of its pool could ever hold it.
     TooLarge,
 }
@@ -220,6 +227,7 @@ impl Waiting {
             Self::Paused => "paused",
             Self::LabelRemoved => "label_removed",
             Self::BehindLargeJob => "behind_large_job",
+            Self::Refused { .. } => "refused",
             Self::TooLarge => "too_large",
         }
     }
@@ -242,6 +250,9 @@ impl fmt::Display for Waiting {
             Self::Paused => f.write_str("`drain --all` is in force; `pilotlight drain --resume` ends it"),
             Self::LabelRemoved => f.write_str("its label is no longer in the config"),
             Self::BehindLargeJob => f.write_str("free GPUs are kept for a larger job that has waited longer"),
+            Self::Refused { until, reason } => {
+                write!(f, "a machine refused it ({reason}); it is tried again at {until:.0}")
+            }
             Self::TooLarge => f.write_str("no placement of its pool could ever hold it"),
         }
     }

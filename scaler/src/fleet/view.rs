@@ -280,14 +280,14 @@ impl World {
         let (reason, text) = match &instance.phase {
             Phase::Requested { .. } => ("create", "asked of the provider".to_owned()),
             Phase::Booting => ("boot", format!("its agent is to enrol by {:.0}", instance.boot_deadline)),
-            Phase::Ready { .. } if running > 0 => ("busy", format!("runs {running} jobs")),
+            Phase::Ready { .. } if running > 0 => ("busy", format!("runs {}", counted(running, "job"))),
             Phase::Ready { idle_since } => {
                 let idle_timeout = self.settings.pools.get(&instance.pool).map(|pool| pool.idle_timeout);
                 let left = idle_timeout
                     .map_or(jiff::SignedDuration::ZERO, |timeout| timeout - now.duration_since(*idle_since));
                 ("idle", format!("idle, goes in {} s without a job", left.as_secs().max(0)))
             }
-            Phase::Draining { cause } => (cause.word(), format!("drains ({running} jobs): {cause}")),
+            Phase::Draining { cause } => (cause.word(), format!("drains ({}): {cause}", counted(running, "job"))),
             Phase::Terminating { cause, .. } => (cause.word(), format!("is being destroyed: {cause}")),
             Phase::Gone { cause } => (cause.word(), format!("gone: {cause}")),
         };
@@ -311,7 +311,7 @@ pub fn action_line(action: &Action, reason: &super::Reason) -> PlanLine {
         ),
         Action::Create(id) => ("create", id.to_string(), format!("ask again for instance {id}")),
         Action::Assign { job, instance, gpu_ids, .. } => {
-            ("assign", job.to_string(), format!("give job {job} to instance {instance} with {} GPUs", gpu_ids.len()))
+            ("assign", job.to_string(), format!("give job {job} to instance {instance} with {}", counted(gpu_ids.len(), "GPU")))
         }
         Action::Drain { instance, .. } => ("drain", instance.to_string(), format!("drain instance {instance}")),
         Action::Terminate { instance, .. } => {
@@ -323,6 +323,10 @@ pub fn action_line(action: &Action, reason: &super::Reason) -> PlanLine {
         Action::Forget(id) => ("forget", id.to_string(), format!("forget instance {id}")),
     };
     PlanLine { what: what.to_owned(), subject, reason: reason.word().to_owned(), text: format!("{text}: {reason}") }
+}
+
+fn counted(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 fn count<T>(items: impl Iterator<Item = T>) -> u32 {

@@ -1,15 +1,18 @@
 //! Jobs of the built-in queue: submitted, cancelled, over.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{ForgeName, InstanceId, JobId, Verdict, agent::Finished, api::Phases};
 
 use super::World;
 use crate::fleet::{
-    demand::{Ended, Job, JobState, Log},
+    demand::{Ended, Job, JobState, Log, MAX_REFUSALS, Refused},
     event::{Applied, Refusal, Submission},
     instance::{AssignmentState, Phase},
     placement::Placement,
 };
+
+/// How long a job that was refused waits, times the refusals.
+const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(15);
 
 impl World {
     pub(super) fn submit(&mut self, submission: Submission, now: Timestamp) -> Result<Applied, Refusal> {
@@ -53,7 +56,7 @@ impl World {
             body_hash: submission.body_hash,
             queued_at: now,
             state: JobState::Queued,
-            refusals: 0,
+            refusal: None,
             phases: Phases { queued: Some(now), ..Phases::default() },
             instance: None,
         };
@@ -171,14 +174,16 @@ impl World {
     /// Puts a job that its machine refused back into the queue, or ends it when that happened too often.
     pub(super) fn refused(&mut self, id: JobId, reason: &str, cancel: bool, now: Timestamp) {
         let Some(job) = self.job_mut(id) else { return };
-        job.refusals += 1;
+        let count = job.refusal.as_ref().map_or(0, |refused| refused.count) + 1;
         if cancel {
             let ended = never_ran(Verdict::Cancelled, Some("cancelled before it started".to_owned()), now);
             self.end_job(id, ended, now);
-        } else if job.refusals >= crate::fleet::demand::MAX_REFUSALS {
-            let reason = format!("refused by {} machines in a row, last: {reason}", job.refusals);
+        } else if count >= MAX_REFUSALS {
+            let reason = format!("refused by {count} machines in a row, last: {reason}");
             self.end_job(id, never_ran(Verdict::Infrastructure, Some(reason), now), now);
         } else {
+            let until = super::later(now, REFUSAL_PAUSE * i32::try_from(count).unwrap_or(i32::MAX));
+            job.refusal = Some(Refused { count, reason: reason.to_owned(), until });
             job.state = JobState::Queued;
             job.instance = None;
             job.phases = Phases { queued: job.phases.queued, planned: job.phases.planned, ..Phases::default() };
