@@ -11,7 +11,7 @@ help: ## Show this list
 build: rust ## Build both programs, debug
 	cargo build --locked --workspace --bins
 
-demo: rust ## The whole life of a CI machine on this box, in about two minutes
+demo: ## The whole life of a CI machine on this box, in about two minutes
 	@exec bash packaging/scripts/demo.sh
 
 test: rust $(TOOLS)/.ready ## Everything CI runs; installs what it needs, starts Docker if none runs
