@@ -280,7 +280,7 @@ packaging/scripts/docker.sh ensure --pidfile "$work/dockerd.pid"
 docker_things >"$work/before"
 
 head_line "Building (the first time takes a few minutes)"
-await cargo build --locked -p pilotlight-scaler -p pilotlight-agent --bins
+await cargo build --locked --workspace --bins
 
 head_line "Starting the scaler"
 write_config

@@ -27,5 +27,6 @@ step make --no-print-directory lint
 step packaging/scripts/docker.sh ensure --pidfile "$work/dockerd.pid"
 # The scenarios start the programs themselves.
 step cargo build --locked --workspace --bins
-step cargo nextest run --locked --workspace --profile "$profile"
 step cargo test --locked --workspace --doc --quiet
+# Last, so that its summary is the end of the output.
+step cargo nextest run --locked --workspace --profile "$profile"
