@@ -1,5 +1,6 @@
 //! The scaler: listens for jobs, keeps machines for them, and proves that they are gone afterwards.
 
+pub mod cli;
 pub mod config;
 pub mod fleet;
 pub mod keys;
