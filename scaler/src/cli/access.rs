@@ -21,16 +21,16 @@ const TOKEN_VARIABLE: &str = "PILOTLIGHT_TOKEN";
 #[derive(Args, Clone, Debug, Default)]
 pub struct AccessArgs {
     /// URL of the scaler [default: where the config listens, or http://127.0.0.1:8470]
-    #[arg(long, env = "PILOTLIGHT_URL", value_name = "URL", global = true)]
+    #[arg(long, env = "PILOTLIGHT_URL", value_name = "URL")]
     pub url: Option<String>,
     /// File with the token [default: $PILOTLIGHT_TOKEN, or admin.token in the state directory]
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// State directory of a scaler on this box [default: the config's, or /var/lib/pilotlight]
-    #[arg(long, env = "PILOTLIGHT_STATE_DIR", value_name = "DIR", global = true)]
+    #[arg(long, env = "PILOTLIGHT_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Config of a scaler on this box
-    #[arg(long, env = "PILOTLIGHT_CONFIG", value_name = "FILE", global = true)]
+    #[arg(long, env = "PILOTLIGHT_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
@@ -49,7 +49,10 @@ pub(crate) struct Access {
 impl AccessArgs {
     /// Finds URL and token. `variable` reads the environment.
     pub(crate) fn resolve(&self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Access, Failure> {
+        let told = self.token_file.is_some() || variable(TOKEN_VARIABLE).is_some_and(|text| !text.is_empty());
         let hints = match &self.config {
+            // A client that was told everything may well be one that must not read the config.
+            Some(_) if told && self.url.is_some() => Hints::default(),
             Some(path) => config::hints(path).map_err(|error| Failure::new(CONFIG, error.to_string()))?,
             None => Hints::default(),
         };
@@ -196,6 +199,10 @@ mod tests {
         }
         let missing = AccessArgs { token_file: Some("/nonexistent/t".into()), ..AccessArgs::default() };
         assert_eq!(missing.resolve(|_| None).unwrap_err().code, NO_PERMISSION);
+        let unreadable = AccessArgs { config: Some("/nonexistent/c.toml".into()), ..AccessArgs::default() };
+        assert_eq!(unreadable.resolve(|_| Some("t".into())).unwrap_err().code, CONFIG);
+        let told = AccessArgs { url: Some("http://h".into()), ..unreadable };
+        assert!(told.resolve(|_| Some("t".into())).is_ok(), "nothing is wanted of the config");
         let two_lines = args("http://h").resolve(|_| Some("a\nb".into())).unwrap_err();
         assert_eq!(two_lines.code, NO_PERMISSION);
     }

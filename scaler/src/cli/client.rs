@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use super::{
     access::Access,
     exit::{BAD_INPUT, Failure, NO_PERMISSION, UNREACHABLE},
+    screen::escape,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,7 +41,8 @@ pub(crate) enum CallError {
 
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Self {
-        let text = error.to_string();
+        // It may be the scaler's text, and a failure's own lines are told apart by newlines.
+        let text = escape(&error.to_string()).into_owned();
         match error {
             CallError::NoAnswer { .. } => {
                 let hint = "is it running? start it with `pilotlight run --config FILE`, or name another with --url";

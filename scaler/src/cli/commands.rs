@@ -16,7 +16,7 @@ use super::{
     AccessArgs, CancelArgs, ClientCommand, DrainArgs, LogsArgs, ReapArgs, SubmitArgs,
     client::Client,
     drain, environment,
-    exit::{self, BAD_INPUT, Failure, INFRASTRUCTURE},
+    exit::{self, BAD_INPUT, Failure, INFRASTRUCTURE, USAGE},
     screen,
     stream::{StreamEnd, Tail, gave_up},
     submit::{ResultFile, Submission, clear_result_file},
@@ -123,6 +123,9 @@ fn order(args: SubmitArgs) -> Result<SubmitJob, Failure> {
     let entrypoint = args.entrypoint.map(|command| if command.is_empty() { Vec::new() } else { vec![command] });
     // A deadline is whole seconds; part of one counts as one, so that 500ms is not "at once".
     let timeout_seconds = args.timeout.map(|span| span.0.as_secs() + u64::from(span.0.subsec_nanos() > 0));
+    if timeout_seconds == Some(0) {
+        return Err(Failure::new(USAGE, "--timeout: a job needs more than no time"));
+    }
     let (image, command, user, workdir) = (args.image, args.command, args.user, args.workdir);
     let spec = DirectJob { image, entrypoint, command, env, user, workdir };
     Ok(SubmitJob { label, name: args.name, spec, timeout_seconds, priority: args.priority })

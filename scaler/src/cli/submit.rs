@@ -9,7 +9,7 @@
 //! second signal, at any time: leave
 //! ```
 
-use std::{future::pending, path::Path, time::Duration};
+use std::{convert::Infallible, future::pending, path::Path, time::Duration};
 
 use pilotlight_runtime::durable;
 use pilotlight_wire::{
@@ -26,7 +26,7 @@ use tokio::{
 
 use super::{
     client::{CallError, Client},
-    exit::{BAD_INPUT, CANCELLED, Failure, UNREACHABLE, USAGE},
+    exit::{BAD_INPUT, CANCELLED, Failure, USAGE},
     stream::{Notes, PACE, PATIENCE, Patience, StreamEnd, Tail, gave_up},
     views,
 };
@@ -119,8 +119,8 @@ impl Submission<'_> {
         };
         let end = tokio::select! {
             end = log => end,
-            () = self.progress() => Err(Failure::new(UNREACHABLE, "progress ended")),
-            () = self.cancel_when_asked() => Err(Failure::new(UNREACHABLE, "cancel ended")),
+            never = self.progress() => match never {},
+            never = self.cancel_when_asked() => match never {},
             failure = self.second_signal() => Err(failure),
         };
         end.map_err(|failure| gave_up(self.id, failure))
@@ -208,7 +208,7 @@ impl Submission<'_> {
     }
 
     /// Tells what happens until the job runs. A scaler that gives no answer is the log's business.
-    async fn progress(&self) {
+    async fn progress(&self) -> Infallible {
         let mut told = String::new();
         loop {
             if let Ok(job) = self.job().await {
@@ -225,7 +225,7 @@ impl Submission<'_> {
         }
     }
 
-    async fn cancel_when_asked(&self) {
+    async fn cancel_when_asked(&self) -> Infallible {
         let mut signals = self.signals.clone();
         if signals.wait_for(|count| *count > 0).await.is_err() {
             return pending().await;
