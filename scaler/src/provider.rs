@@ -1,5 +1,7 @@
 //! Providers make machines. Today there is one; the trait comes with the second.
 
+pub mod local;
+
 use pilotlight_wire::InstanceId;
 
 /// One machine in a provider's list that carries our controller's mark.
