@@ -14,7 +14,7 @@ mod submit;
 mod tests;
 mod views;
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
 use pilotlight_runtime::units::Span;
@@ -52,6 +52,9 @@ pub struct RunArgs {
     /// State directory [default: the config's]
     #[arg(long, env = "PILOTLIGHT_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Listen on this loopback address instead of the config's; port 0 takes a free one
+    #[arg(long, value_name = "ADDR", value_parser = loopback)]
+    pub listen: Option<SocketAddr>,
     /// Log as JSON, one object a line
     #[arg(long)]
     pub json_logs: bool,
@@ -278,6 +281,17 @@ pub async fn client(command: ClientCommand) -> ExitCode {
     ExitCode::from(code(commands::run(command).await))
 }
 
+/// An address of this box only: without TLS the scaler serves nobody else.
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr =
+        text.parse().map_err(|_bad| format!("{text:?} is not ADDRESS:PORT, such as 127.0.0.1:8470"))?;
+    if address.ip().is_loopback() {
+        Ok(address)
+    } else {
+        Err(format!("{address} is not a loopback address; without TLS tokens would cross the network in the clear"))
+    }
+}
+
 /// Loads the config of `run`, telling errors and warnings on stderr. With errors the result is the exit code.
 ///
 /// # Errors
@@ -285,8 +299,9 @@ pub async fn client(command: ClientCommand) -> ExitCode {
 pub fn load(args: &RunArgs) -> Result<Valid, ExitCode> {
     let around = surroundings(args.state_dir.as_deref()).map_err(|failure| ExitCode::from(code(Err(failure))))?;
     match crate::config::load(&args.config, &around) {
-        Ok(valid) => {
+        Ok(mut valid) => {
             check::findings(&[], &valid.warnings);
+            valid.config.listen = args.listen.unwrap_or(valid.config.listen);
             Ok(valid)
         }
         Err(invalid) => {

@@ -2,7 +2,15 @@
 
 pub mod cli;
 pub mod config;
+pub mod control;
+pub mod effects;
 pub mod fleet;
+pub mod http;
 pub mod keys;
 pub mod logs;
+pub mod metrics;
 pub mod provider;
+mod run;
+pub mod store;
+
+pub use run::{RunError, run};

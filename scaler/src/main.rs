@@ -2,8 +2,11 @@
 
 use std::process::ExitCode;
 
-use pilotlight_runtime::logging;
-use pilotlight_scaler::cli::{self, Invocation, RunArgs};
+use pilotlight_runtime::{Report, logging, signals};
+use pilotlight_scaler::{
+    RunError,
+    cli::{self, Invocation, RunArgs, exit},
+};
 use tokio::runtime::Runtime;
 
 fn main() -> ExitCode {
@@ -20,9 +23,19 @@ fn run(args: &RunArgs) -> ExitCode {
         Err(code) => return code,
     };
     logging::init(args.json_logs);
-    // The daemon starts here: pilotlight_scaler::run(valid.config, state_dir, shutdown).
-    tracing::error!(state_dir = %valid.config.state_dir.display(), "this build has no scaler in it");
-    ExitCode::FAILURE
+    block_on(async move {
+        let result = match signals::shutdown_token() {
+            Ok(shutdown) => pilotlight_scaler::run(valid.config, shutdown).await,
+            Err(source) => Err(RunError::Serve(source)),
+        };
+        match result {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!(error = %Report(&error), "the scaler cannot go on");
+                ExitCode::from(exit::of_run(&error))
+            }
+        }
+    })
 }
 
 fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {

@@ -39,4 +39,3 @@ pub struct ProviderError {
     #[source]
     pub source: std::io::Error,
 }
-

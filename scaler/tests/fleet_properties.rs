@@ -1,5 +1,7 @@
 //! The invariants of the fleet core (design 4), against random histories.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `POST /agent/v1/enrol` | [`EnrolRequest`] | [`EnrolResponse`] |
 //! | `POST /agent/v1/sync` (held) | [`SyncRequest`] | [`SyncResponse`] |
-//! | `POST /agent/v1/assignments/{id}/events` | [`AssignmentEvent`] | 200, 409 with `expected` |
+//! | `POST /agent/v1/assignments/{id}/events` | [`AssignmentEvent`] | [`EventAck`], 409 with `expected` |
 //! | `PUT /agent/v1/assignments/{id}/log?offset=N` | job bytes, at most [`MAX_LOG_CHUNK`] | [`LogSize`], 409 with `size` |
 
 use jiff::Timestamp;
@@ -322,6 +322,13 @@ pub struct Finished {
     /// What it used; absent when it never ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+}
+
+/// The scaler has an event. A body of its own, because a foreign 200 (a captive proxy) must not pass for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventAck {
+    /// The number of the event that it expects next.
+    pub expected: u64,
 }
 
 /// How much of a log the scaler has.

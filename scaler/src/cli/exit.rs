@@ -2,10 +2,14 @@
 
 use pilotlight_wire::{Verdict, api::JobView};
 
+use crate::RunError;
+
 /// The command line was wrong.
 pub const USAGE: u8 = 64;
 /// Unknown label, unusable image, or other bad input.
 pub const BAD_INPUT: u8 = 65;
+/// The store failed: what is in memory is ahead of what is on disk.
+pub const STORE: u8 = 74;
 /// The scaler gives no answer.
 pub const UNREACHABLE: u8 = 69;
 /// The machine, Docker, the network or Pilotlight itself failed.
@@ -18,6 +22,16 @@ pub const CONFIG: u8 = 78;
 pub const TIMEOUT: u8 = 124;
 /// The job was cancelled.
 pub const CANCELLED: u8 = 130;
+
+/// The exit code of a scaler that could not start or go on.
+#[must_use]
+pub fn of_run(error: &RunError) -> u8 {
+    match error {
+        RunError::Store(_) => STORE,
+        RunError::Keys(_) | RunError::StateDir { .. } | RunError::Listen { .. } => CONFIG,
+        RunError::Locked(_) | RunError::Logs(_) | RunError::Serve(_) => INFRASTRUCTURE,
+    }
+}
 
 /// Why a command failed, and the code it exits with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

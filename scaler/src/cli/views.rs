@@ -183,7 +183,7 @@ pub(crate) fn plan(plan: &PlanView) -> String {
 }
 
 pub(crate) fn orphans(orphans: &[Orphan]) -> String {
-    let row = |orphan: &Orphan| vec![orphan.instance.to_string(), orphan.placement.to_string(), time(orphan.since)];
+    let row = |orphan: &Orphan| vec![orphan.instance.to_string(), orphan.provider.clone(), time(orphan.since)];
     table(&["INSTANCE", "PLACEMENT", "SINCE"], &orphans.iter().map(row).collect::<Vec<_>>())
 }
 

@@ -310,9 +310,11 @@ pub fn action_line(action: &Action, reason: &super::Reason) -> PlanLine {
             format!("launch instance {} of pool {} on {}", instance.id, instance.pool, instance.placement.name),
         ),
         Action::Create(id) => ("create", id.to_string(), format!("ask again for instance {id}")),
-        Action::Assign { job, instance, gpu_ids, .. } => {
-            ("assign", job.to_string(), format!("give job {job} to instance {instance} with {}", counted(gpu_ids.len(), "GPU")))
-        }
+        Action::Assign { job, instance, gpu_ids, .. } => (
+            "assign",
+            job.to_string(),
+            format!("give job {job} to instance {instance} with {}", counted(gpu_ids.len(), "GPU")),
+        ),
         Action::Drain { instance, .. } => ("drain", instance.to_string(), format!("drain instance {instance}")),
         Action::Terminate { instance, .. } => {
             ("terminate", instance.to_string(), format!("terminate instance {instance}"))

@@ -1,0 +1,294 @@
+//! What agents call (design 5, link 1 to 6).
+
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Extension, Json,
+    extract::{
+        FromRequest, Path, Query, Request, State,
+        rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection},
+    },
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use pilotlight_wire::{
+    AssignmentId, InstanceId, JobId, PoolName, Volume,
+    agent::{
+        AssignmentEvent, Directive, EnrolRequest, EnrolResponse, EventAck, JobRef, LogSize, Policy, SYNC_HOLD_SECONDS,
+        Seq, Start, SyncRequest, SyncResponse,
+    },
+};
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::{ApiError, App, bearer};
+use crate::{
+    control::orders,
+    fleet::{
+        Event, Order, Refusal,
+        demand::Log,
+        event::{Enrol, Synced},
+    },
+};
+
+/// How agents are to behave; from the config.
+#[derive(Clone, Debug)]
+pub struct AgentRules {
+    /// How long an agent lives without an answer.
+    pub lease: Duration,
+    /// Bytes of one job's log.
+    pub max_log: u64,
+}
+
+/// Seconds between SIGTERM and SIGKILL when a job is ended early.
+const STOP_GRACE_SECONDS: u64 = 10;
+
+/// Seconds between host samples.
+const SAMPLE_SECONDS: u64 = 5;
+
+/// The order of syncs per instance: a higher one supersedes the held one (link 3).
+#[derive(Debug, Default)]
+pub struct Syncs(Mutex<HashMap<InstanceId, watch::Sender<Seq>>>);
+
+impl Syncs {
+    /// Enters a sync; the receiver changes when a higher one enters. `None` when a higher one has entered before.
+    fn enter(&self, instance: InstanceId, seq: Seq) -> Option<watch::Receiver<Seq>> {
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = latest.entry(instance).or_insert_with(|| watch::Sender::new(seq));
+        if seq < *sender.borrow() {
+            return None;
+        }
+        sender.send_replace(seq);
+        Some(sender.subscribe())
+    }
+
+    fn forget(&self, instance: InstanceId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&instance);
+    }
+}
+
+pub(super) async fn authenticate(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let Some((instance, nonce)) = bearer(request.headers()).and_then(|token| app.keys.verify_bearer(token)) else {
+        return ApiError::unauthorized("not an agent's bearer token").into_response();
+    };
+    // Revoked by the instance's phase: the handlers' events answer 410 for one that is gone. A token made with another
+    // nonce than the one that won is nobody's.
+    let won = app
+        .control
+        .read(move |world, _, _| {
+            world.instance(instance).and_then(|found| found.enrolment.as_ref().map(|e| e.nonce == nonce))
+        })
+        .await;
+    match won {
+        Ok(Some(true)) => {
+            request.extensions_mut().insert(instance);
+            next.run(request).await
+        }
+        Ok(Some(false)) => ApiError::unauthorized("another agent has enrolled as this instance").into_response(),
+        Ok(None) => ApiError::not_found("no such instance").into_response(),
+        Err(stopped) => ApiError::from(stopped).into_response(),
+    }
+}
+
+pub(super) async fn enrol(
+    State(app): State<App>,
+    request: Result<Json<EnrolRequest>, JsonRejection>,
+) -> Result<Json<EnrolResponse>, ApiError> {
+    let Json(request) = request?;
+    let (instance, nonce) = (request.instance, request.nonce.clone());
+    if !app.keys.verify_enrol(instance, &request.secret) {
+        return Err(ApiError::unauthorized("the secret is not this instance's"));
+    }
+    if nonce.len() != 64 || !nonce.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(ApiError::bad_input("nonce must be 32 bytes in hex"));
+    }
+    let enrol = Enrol {
+        instance,
+        nonce: request.nonce,
+        agent_version: request.agent_version,
+        agent_started_at: request.agent_started_at,
+        inventory: request.inventory,
+        problems: request.health.problems,
+    };
+    app.control.apply(Event::Enrolled(Box::new(enrol))).await??;
+    let cpu_jobs = app.control.read(move |world, _, _| world.instance(instance).map(|found| found.cpu_jobs)).await?;
+    tracing::info!(%instance, "enrolled");
+    Ok(Json(EnrolResponse {
+        bearer: app.keys.bearer(instance, &nonce),
+        policy: Policy {
+            lease_seconds: app.rules.lease.as_secs().max(1),
+            result_grace_seconds: crate::fleet::RESULT_GRACE.as_secs().unsigned_abs(),
+            sample_seconds: SAMPLE_SECONDS,
+            cpu_jobs: cpu_jobs.unwrap_or(0),
+        },
+        server_time: app.clock.now(),
+    }))
+}
+
+pub(super) async fn sync(
+    State(app): State<App>,
+    Extension(instance): Extension<InstanceId>,
+    request: Result<Json<SyncRequest>, JsonRejection>,
+) -> Result<Json<SyncResponse>, ApiError> {
+    let Json(request) = request?;
+    let seq = request.seq;
+    let Some(mut latest) = app.syncs.enter(instance, seq) else {
+        return Ok(Json(response(&app, Vec::new())));
+    };
+    if let Some(note) = &request.note {
+        tracing::info!(%instance, note, "agent says");
+    }
+    let expires = tokio::time::Instant::now() + Duration::from_secs(SYNC_HOLD_SECONDS);
+    let waker = app.control.waker(instance);
+    // Armed before the world is asked, so that a change in between is not missed.
+    let mut changed = pin!(waker.notified());
+    changed.as_mut().enable();
+    let synced = Synced { instance, assignments: request.assignments, sample: request.sample };
+    let mut found = match app.control.apply(Event::Synced(Box::new(synced))).await? {
+        Ok(applied) => orders(applied),
+        Err(refusal) => {
+            if refusal == Refusal::InstanceGone {
+                app.syncs.forget(instance);
+            }
+            return Err(refusal.into());
+        }
+    };
+    while found.is_empty() {
+        let expired = tokio::select! {
+            () = changed.as_mut() => false,
+            _ = latest.wait_for(|latest| *latest > seq) => return Ok(Json(response(&app, Vec::new()))),
+            () = tokio::time::sleep_until(expires) => true,
+            () = app.shutdown.cancelled() => return Ok(Json(response(&app, Vec::new()))),
+        };
+        changed.set(waker.notified());
+        changed.as_mut().enable();
+        found = orders(app.control.apply(Event::SyncAnswered(instance)).await??);
+        if expired {
+            break;
+        }
+    }
+    let mut directives = Vec::new();
+    for order in found {
+        directives.extend(directive(&app, instance, order).await?);
+    }
+    Ok(Json(response(&app, directives)))
+}
+
+fn response(app: &App, directives: Vec<Directive>) -> SyncResponse {
+    SyncResponse { directives, lease_seconds: app.rules.lease.as_secs().max(1), server_time: app.clock.now() }
+}
+
+/// An order with its payload; `None` when it was overtaken.
+async fn directive(app: &App, instance: InstanceId, order: Order) -> Result<Option<Directive>, ApiError> {
+    let id = match order {
+        Order::Start(id) => id,
+        Order::Cancel(assignment) => return Ok(Some(Directive::Cancel { assignment })),
+        Order::Terminate => {
+            let reason = app
+                .control
+                .read(move |world, _, _| world.instance(instance).and_then(|found| world.instance_view(found).cause))
+                .await?;
+            return Ok(Some(Directive::Terminate { reason: reason.unwrap_or_default() }));
+        }
+    };
+    let found = app
+        .control
+        .read(move |world, _, now| {
+            let machine = world.instance(instance)?;
+            let assignment = machine.assignments.get(&id)?;
+            let job = world.job(assignment.job)?;
+            let left = assignment.deadline.duration_since(now).as_secs().max(0).unsigned_abs();
+            let reference =
+                JobRef { id: job.id, forge: job.forge.clone(), label: job.label.clone(), name: job.name.clone() };
+            Some((reference, assignment.gpu_ids.clone(), left, volumes(world, &machine.pool)))
+        })
+        .await?;
+    let Some((job, gpus, remaining_seconds, volumes)) = found else { return Ok(None) };
+    let Some(spec) = app.store.payload(job.id).await? else { return Ok(None) };
+    Ok(Some(Directive::Start(Box::new(Start {
+        assignment: id,
+        job,
+        spec,
+        gpus,
+        volumes,
+        remaining_seconds,
+        max_log_bytes: app.rules.max_log,
+        stop_grace_seconds: STOP_GRACE_SECONDS,
+    }))))
+}
+
+fn volumes(world: &crate::fleet::World, pool: &PoolName) -> Vec<Volume> {
+    world.settings().pools.get(pool).map(|pool| pool.volumes.clone()).unwrap_or_default()
+}
+
+pub(super) async fn event(
+    State(app): State<App>,
+    Extension(instance): Extension<InstanceId>,
+    id: Result<Path<AssignmentId>, PathRejection>,
+    event: Result<Json<AssignmentEvent>, JsonRejection>,
+) -> Result<Json<EventAck>, ApiError> {
+    let (Path(assignment), Json(event)) = (id?, event?);
+    let n = event.n;
+    app.control.apply(Event::AssignmentEvent { instance, assignment, event }).await??;
+    if let Some(job) = job_of(&app, instance, assignment).await? {
+        close_if_complete(&app, job).await?;
+    }
+    Ok(Json(EventAck { expected: n + 1 }))
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Offset {
+    offset: u64,
+}
+
+pub(super) async fn log(
+    State(app): State<App>,
+    Extension(instance): Extension<InstanceId>,
+    id: Result<Path<AssignmentId>, PathRejection>,
+    offset: Result<Query<Offset>, QueryRejection>,
+    request: Request,
+) -> Result<Json<LogSize>, ApiError> {
+    let (Path(assignment), Query(Offset { offset })) = (id?, offset?);
+    let job = job_of(&app, instance, assignment)
+        .await?
+        .ok_or_else(|| ApiError::not_found("the instance has no such assignment"))?;
+    let bytes: Result<Bytes, BytesRejection> = Bytes::from_request(request, &()).await;
+    app.logs.create(job).await?;
+    let size = app.logs.append(job, offset, bytes?).await?;
+    close_if_complete(&app, job).await?;
+    Ok(Json(LogSize { size }))
+}
+
+async fn job_of(app: &App, instance: InstanceId, assignment: AssignmentId) -> Result<Option<JobId>, ApiError> {
+    let find = move |world: &crate::fleet::World| {
+        let machine = world.instance(instance)?;
+        machine.assignments.get(&assignment).map(|assignment| assignment.job)
+    };
+    Ok(app.control.read(move |world, _, _| find(world)).await?)
+}
+
+/// Closes a log that has all its bytes. Asked after every append and every event, each time anew: whichever of the
+/// last byte and `finished` comes second sees the other.
+async fn close_if_complete(app: &App, job: JobId) -> Result<(), ApiError> {
+    let expected = app
+        .control
+        .read(move |world, _, _| match world.job(job)?.ended()?.log {
+            Log::Expected { bytes } => Some(bytes),
+            Log::Over { .. } | Log::Closing { .. } | Log::Closed => None,
+        })
+        .await?;
+    let Some(expected) = expected else { return Ok(()) };
+    app.logs.create(job).await?;
+    let (size, _) = app.logs.size(job).await?;
+    if size >= expected {
+        app.logs.close(job, None).await?;
+        app.control.apply(Event::LogClosed(job)).await??;
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! The daemon: everything put together, and taken apart in order.
+
+use std::{fs::File, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use pilotlight_runtime::{Report, clock::Clock};
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::Config,
+    control::{self, Control},
+    effects::Effects,
+    fleet::{Settings, World},
+    http::{self, AgentRules, App},
+    keys::{AdminToken, KeyError, Keys},
+    logs::{LogError, LogStore},
+    metrics::Metrics,
+    provider::local::LocalProvider,
+    store::{Store, StoreError},
+};
+
+/// How long shutdown may take; below systemd's own limit.
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often old logs and jobs are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);
+
+/// Why the scaler ended. The kind decides the exit code (design 7).
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Another scaler has the state directory.
+    #[error("another scaler runs on state directory {}; stop it, or name another with --state-dir", .0.display())]
+    Locked(PathBuf),
+    /// The state directory cannot be used.
+    #[error("cannot use state directory {}", .path.display())]
+    StateDir {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A key file cannot be used.
+    #[error("keys")]
+    Keys(#[from] KeyError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The log directory cannot be used.
+    #[error("job logs")]
+    Logs(#[from] LogError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The HTTP server failed.
+    #[error("serve HTTP")]
+    Serve(#[source] io::Error),
+}
+
+/// Runs the scaler until `shutdown`. Agents and their jobs go on without it.
+///
+/// # Errors
+/// See [`RunError`].
+pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), RunError> {
+    let state_dir = config.state_dir.clone();
+    let _lock = lock(&state_dir)?;
+    let database = state_dir.join("pilotlight.db");
+    let key_file = config.key_file.clone().unwrap_or_else(|| state_dir.join("key"));
+    let keys = Arc::new(Keys::load_or_create(&key_file, database.exists())?);
+    let admin_file = config.admin_token_file.clone().unwrap_or_else(|| state_dir.join("admin.token"));
+    let admin = AdminToken::load_or_create(&admin_file)?;
+    let store = Store::open(&database, Arc::clone(&keys))?;
+    let loaded = store.load()?;
+    let clock = Clock::system(loaded.floor);
+    let keep_logs = Duration::try_from(config.keep_logs).unwrap_or_default();
+    let logs = LogStore::open(&state_dir.join("logs"), keep_logs, clock.clone())?;
+    for job in &loaded.jobs {
+        logs.create(job.id).await?;
+    }
+
+    let listener =
+        TcpListener::bind(config.listen).await.map_err(|source| RunError::Listen { address: config.listen, source })?;
+    let address = listener.local_addr().map_err(RunError::Serve)?;
+
+    let settings =
+        Settings { lease: config.lease, labels: config.labels, pools: config.pools, placements: config.placements };
+    let world = World::new(settings, rand::random(), clock.now(), loaded.instances, loaded.jobs);
+    let local = Arc::new(LocalProvider::new(&state_dir));
+    let metrics = Metrics::default();
+    let (handle, inbox) = control::channel();
+    let tasks = TaskTracker::new();
+    let effects = Effects {
+        control: handle.clone(),
+        local: Arc::clone(&local),
+        logs: logs.clone(),
+        keys: Arc::clone(&keys),
+        agent_url: format!("http://{address}"),
+        tasks: tasks.clone(),
+        soon: watch::Sender::new(false),
+    };
+    let app = App::new(http::Inner {
+        control: handle,
+        store: store.clone(),
+        logs: logs.clone(),
+        keys,
+        admin,
+        metrics: metrics.clone(),
+        clock: clock.clone(),
+        rules: AgentRules { lease: Duration::try_from(config.lease).unwrap_or_default(), max_log: config.max_log },
+        syncs: http::Syncs::default(),
+        shutdown: shutdown.clone(),
+    });
+
+    // The world outlives the server by a moment, so that requests in flight get their answer.
+    let stop_world = CancellationToken::new();
+    let control = Control { world, store: store.clone(), clock: clock.clone(), effects: effects.clone(), metrics };
+    let mut world_task = tokio::spawn(control.run(inbox, stop_world.clone()));
+    let mut server = tokio::spawn(http::serve(listener, app, shutdown.clone()));
+    tasks.spawn({
+        let (local, shutdown) = (Arc::clone(&local), shutdown.clone());
+        async move { local.supervise(shutdown).await }
+    });
+    tasks.spawn(effects.keep_listing(clock.clone(), shutdown.clone()));
+    tasks.spawn(sweep(logs, store, clock, keep_logs, shutdown.clone()));
+    tracing::info!(%address, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "scaler started");
+
+    let early = tokio::select! {
+        () = shutdown.cancelled() => Ok(()),
+        ended = &mut world_task => join(ended)?.map_err(RunError::Store),
+        ended = &mut server => join(ended)?.map_err(RunError::Serve),
+    };
+    shutdown.cancel();
+    early?;
+    tracing::info!("stopping; agents and their jobs go on (`pilotlight drain --all --now` ends them)");
+    let stop = async {
+        if !server.is_finished() {
+            join(server.await)?.map_err(RunError::Serve)?;
+        }
+        tasks.close();
+        tasks.wait().await;
+        stop_world.cancel();
+        if !world_task.is_finished() {
+            join(world_task.await)?.map_err(RunError::Store)?;
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(STOP_TIMEOUT, stop).await {
+        Ok(result) => result,
+        Err(_elapsed) => {
+            tracing::warn!(
+                "not everything ended in time; provider calls that were cut off are made again at the next start"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// A task that panicked takes the process along: what it held is in an unknown state.
+fn join<T>(ended: Result<T, tokio::task::JoinError>) -> Result<T, RunError> {
+    ended.map_err(|error| RunError::Store(StoreError::Thread(error)))
+}
+
+/// Keeps a second scaler out (design 8).
+fn lock(state_dir: &std::path::Path) -> Result<File, RunError> {
+    let failed = |source| RunError::StateDir { path: state_dir.to_owned(), source };
+    std::fs::create_dir_all(state_dir).map_err(failed)?;
+    std::fs::set_permissions(state_dir, std::os::unix::fs::PermissionsExt::from_mode(0o700)).map_err(failed)?;
+    let file = File::create(state_dir.join("scaler.lock")).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(RunError::Locked(state_dir.to_owned())),
+        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+/// Deletes old logs and forgets old jobs.
+async fn sweep(logs: LogStore, store: Store, clock: Clock, keep: Duration, shutdown: CancellationToken) {
+    loop {
+        if let Err(error) = logs.sweep().await {
+            tracing::warn!(error = %Report(&error), "old logs not swept");
+        }
+        let before = clock.now().saturating_sub(keep).unwrap_or(clock.now());
+        if let Err(error) = store.drop_settled_before(before).await {
+            tracing::warn!(error = %Report(&error), "old jobs not dropped");
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(SWEEP_EVERY) => {}
+        }
+    }
+}
