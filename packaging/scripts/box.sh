@@ -128,6 +128,8 @@ write_config() {
   sed -E -e "s/^(idle_timeout[[:space:]]*=[[:space:]]*).*/\1\"$1\"/" \
     -e "s/^(listen[[:space:]]*=[[:space:]]*).*/\1\"127.0.0.1:$port\"/" \
     packaging/examples/local.toml >"$work/local.toml"
+  # A token in the environment is for another scaler; this one's lies in its state directory.
+  unset PILOTLIGHT_TOKEN
   export PILOTLIGHT_URL=http://127.0.0.1:$port PILOTLIGHT_STATE_DIR=$state PILOTLIGHT_CONFIG=$work/local.toml
 }
 
