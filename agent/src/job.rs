@@ -3,10 +3,14 @@
 //! One task per assignment runs [`direct::run`]. It is idempotent by assignment: called again after a restart of the
 //! agent it finds the container by its derived name and carries on from wherever that is (link 4).
 
+pub mod direct;
+mod output;
+
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use pilotlight_wire::{AssignmentId, Usage, Verdict};
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
 /// What a job's task is asked to do. Only ever goes forward: `Run` to one of the others.
@@ -39,7 +43,10 @@ pub enum Progress {
 }
 
 /// How a job's task ends. The container, its network and its cgroup are gone by then, and the spool is complete.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// It is written durably (`outcome.json`) before the container is removed: what has ended stays ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "end", rename_all = "snake_case")]
 pub enum End {
     /// It never started, for a reason of the machine's: another machine may take it.
     Refused {
@@ -78,6 +85,8 @@ pub struct Channels {
 /// DIR/assignments/<id>/assignment.json   the Start and its deadline; fsynced before anything is done
 ///                      spool             the job's bytes, appended by the attach process
 ///                      attach.lock       held by the attach process, with its pid inside
+///                      started           there was a container of ours; without one the job must not run again
+///                      outcome.json      how the job ended; written before its container is removed
 ///                      events/<n>.json   the outbox: events not yet acknowledged
 /// ```
 #[derive(Clone, Debug)]
@@ -112,6 +121,18 @@ impl AssignmentDir {
     #[must_use]
     pub fn attach_lock(&self) -> PathBuf {
         self.0.join("attach.lock")
+    }
+
+    /// There was a container of ours.
+    #[must_use]
+    pub fn started(&self) -> PathBuf {
+        self.0.join("started")
+    }
+
+    /// How the job ended.
+    #[must_use]
+    pub fn outcome(&self) -> PathBuf {
+        self.0.join("outcome.json")
     }
 
     /// The outbox.

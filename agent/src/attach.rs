@@ -1,0 +1,249 @@
+//! The attach process: a small program of its own that holds on to one container's output (link 5).
+//!
+//! It is not the agent: an agent that is killed or upgraded loses no byte. It speaks to Docker with blocking calls on
+//! the socket itself, which keeps it at a few MiB and at the speed of the pipe. It appends stdout and stderr to the
+//! spool in the order in which Docker sends them, and ends at the end of the stream or when the container is removed.
+
+mod docker;
+mod spool;
+
+use std::{
+    fs::{File, TryLockError},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+use pilotlight_runtime::clock::boottime;
+use pilotlight_wire::AssignmentId;
+
+use self::{docker::Api, spool::Spool};
+use crate::job::AssignmentDir;
+
+/// What the agent reads once Docker has attached.
+pub const READY: &str = "ready";
+
+/// The line that marks where output may be missing.
+pub const GAP: &str = "output may be missing here: the process that read it was gone for a while";
+
+/// How often a silent stream is left to look at the container and the clock.
+const GLANCE: Duration = Duration::from_secs(2);
+
+/// How often and how long apart the lock is tried.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Arguments of `pilotlight-agent attach`.
+#[derive(Args, Clone, Debug)]
+pub struct AttachArgs {
+    /// The agent's directory
+    #[arg(long)]
+    pub dir: PathBuf,
+    /// The assignment
+    #[arg(long)]
+    pub assignment: AssignmentId,
+    /// The container's name
+    #[arg(long)]
+    pub container: String,
+    /// Docker's socket
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// Bytes of log kept
+    #[arg(long)]
+    pub max_log: u64,
+    /// Seconds since boot at which the container is killed, whoever else is gone
+    #[arg(long)]
+    pub kill_at: u64,
+    /// An earlier attach process died while the container ran
+    #[arg(long)]
+    pub resume: bool,
+}
+
+/// Why the attach process ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Another one has this assignment.
+    #[error("another attach process holds {}", .0.display())]
+    Taken(PathBuf),
+    /// A file of the assignment.
+    #[error("cannot use {}", .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Docker.
+    #[error("cannot attach to container {container}")]
+    Docker {
+        /// Which.
+        container: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The agent that waits for `ready` is gone.
+    #[error("cannot say that it is ready")]
+    Ready(#[source] io::Error),
+}
+
+/// Holds on to a container's output until it ends.
+///
+/// # Errors
+/// When it cannot begin, or the stream breaks while the container is there.
+pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
+    // A leader of a group already has what a new session is for.
+    let _leads_already = rustix::process::setsid();
+    // The kernel should end the job before what keeps its output; only root may ask for that.
+    let _not_root = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    let dir = AssignmentDir::new(&args.dir, args.assignment);
+    let _lock = lock(&dir.attach_lock())?;
+    let path = dir.spool();
+    let mut spool =
+        Spool::open(&path, args.max_log).map_err(|source| AttachError::File { path: path.clone(), source })?;
+    if args.resume {
+        spool.notice(GAP);
+    }
+    let docker = |source| AttachError::Docker { container: args.container.clone(), source };
+    let api = Api::new(&args.socket);
+    let mut stream = api.attach(&args.container, GLANCE).map_err(docker)?;
+    writeln!(io::stdout(), "{READY}").and_then(|()| io::stdout().flush()).map_err(AttachError::Ready)?;
+
+    let mut frames = Frames::default();
+    let mut killed = false;
+    let mut glanced = boottime();
+    loop {
+        match stream.read(frames.space()) {
+            Ok(0) => break,
+            Ok(read) => frames.take_in(read, |bytes| spool.append(bytes)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(source) => return Err(docker(source)),
+        }
+        let now = boottime();
+        if now.saturating_sub(glanced) < GLANCE {
+            continue;
+        }
+        glanced = now;
+        if !killed && now.as_secs() >= args.kill_at {
+            tracing::warn!(container = args.container, "the job outlived its deadline and its agent; killed");
+            killed = api.kill(&args.container).is_ok();
+        }
+        // Measured: an attach to a container that was removed before its start hangs for ever.
+        if api.is_removed(&args.container) {
+            break;
+        }
+    }
+    spool.finish();
+    Ok(())
+}
+
+/// Holds the lock with our pid inside; the second one of an assignment has no business.
+fn lock(path: &Path) -> Result<File, AttachError> {
+    let failed = |source| AttachError::File { path: path.to_owned(), source };
+    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(path).map_err(failed)?;
+    let mut tries = LOCK_TRIES;
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            // The agent looks whether we live by trying the lock itself, for a moment.
+            Err(TryLockError::WouldBlock) if tries > 0 => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => return Err(AttachError::Taken(path.to_owned())),
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        tries -= 1;
+    }
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+    Ok(file)
+}
+
+/// Takes Docker's stream apart: frames of a kind, three zeros, a length (big endian) and as many bytes.
+struct Frames {
+    buffer: Box<[u8]>,
+    /// Bytes in the buffer that are not handed on: the beginning of a header.
+    held: usize,
+    /// Bytes of the present frame that are still to come.
+    left: usize,
+}
+
+const HEADER: usize = 8;
+const BUFFER: usize = 256 * 1024;
+
+impl Default for Frames {
+    fn default() -> Self {
+        Self { buffer: vec![0; BUFFER].into_boxed_slice(), held: 0, left: 0 }
+    }
+}
+
+impl Frames {
+    fn space(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.held..]
+    }
+
+    /// Hands on the bytes of every frame in what was read. They are moved together first, so that many small frames
+    /// become one write.
+    fn take_in(&mut self, read: usize, mut hand_on: impl FnMut(&[u8])) {
+        let end = self.held + read;
+        let (mut from, mut to) = (0, 0);
+        while from < end {
+            if self.left == 0 {
+                let Some(header) = self.buffer.get(from..from + HEADER).filter(|_| from + HEADER <= end) else { break };
+                let len = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+                self.left = usize::try_from(len).unwrap_or(usize::MAX);
+                from += HEADER;
+                continue;
+            }
+            let len = self.left.min(end - from);
+            self.buffer.copy_within(from..from + len, to);
+            (from, to, self.left) = (from + len, to + len, self.left - len);
+        }
+        if to > 0 {
+            hand_on(&self.buffer[..to]);
+        }
+        self.buffer.copy_within(from..end, 0);
+        self.held = end - from;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(bytes: &[u8]) -> Vec<u8> {
+        let mut frame = vec![1, 0, 0, 0];
+        frame.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
+        frame.extend(bytes);
+        frame
+    }
+
+    #[test]
+    fn frames_come_out_whole_however_they_are_cut() {
+        let parts: Vec<Vec<u8>> =
+            (b'a'..=b'z').chain(b'A'..=b'Z').enumerate().map(|(n, byte)| vec![byte; n * 7]).collect();
+        let stream: Vec<u8> = parts.iter().flat_map(|part| frame(part)).collect();
+        let want: Vec<u8> = parts.concat();
+        for cut in [1, 2, 3, 7, 8, 9, 64, 1000, stream.len()] {
+            let mut frames = Frames::default();
+            let mut got = Vec::new();
+            for piece in stream.chunks(cut) {
+                frames.space()[..piece.len()].copy_from_slice(piece);
+                frames.take_in(piece.len(), |bytes| got.extend_from_slice(bytes));
+            }
+            assert_eq!(got, want, "cut into pieces of {cut}");
+            assert_eq!((frames.held, frames.left), (0, 0));
+        }
+    }
+
+    #[test]
+    fn a_second_attach_of_an_assignment_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("attach.lock");
+        let held = lock(&path).unwrap();
+        assert!(matches!(lock(&path), Err(AttachError::Taken(_))));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));
+        drop(held);
+        lock(&path).unwrap();
+    }
+}

@@ -1,0 +1,159 @@
+//! Removing what is left over: at agent start all that belongs to no assignment, at the end of an instance everything.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs::{File, TryLockError},
+    io,
+    path::Path,
+    time::Duration,
+};
+
+use bollard::query_parameters::{ListContainersOptions, ListNetworksOptions, ListVolumesOptions, RemoveVolumeOptions};
+use pilotlight_runtime::Report;
+use pilotlight_wire::{AssignmentId, InstanceId};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{ASSIGNMENT_LABEL, Engine, EngineError, INSTANCE_LABEL, cgroup, status};
+use crate::job::AssignmentDir;
+
+/// How long a killed attach process may take to go.
+const ATTACH_END: Duration = Duration::from_secs(5);
+
+/// Why an instance's things could not all be removed. It can be called again.
+#[derive(Debug, thiserror::Error)]
+pub enum TeardownError {
+    /// Docker.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The instance's directory.
+    #[error("cannot read {path}")]
+    Dir {
+        /// Which.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Something is still there after it was removed.
+    #[error("{what} cannot be removed: {why}")]
+    Left {
+        /// What.
+        what: String,
+        /// Docker's word.
+        why: String,
+    },
+}
+
+/// Removes the containers, networks, volumes and cgroups of this instance that belong to no kept assignment. Other
+/// instances' things are not its business.
+///
+/// # Errors
+/// When Docker does not answer, or something cannot be removed; the rest is removed all the same.
+pub async fn reap(engine: &Engine, instance: InstanceId, keep: &BTreeSet<AssignmentId>) -> Result<(), TeardownError> {
+    let mut left = Vec::new();
+    let kept = |labels: Option<&HashMap<String, String>>| {
+        let id = labels.and_then(|labels| labels.get(ASSIGNMENT_LABEL)?.parse().ok());
+        id.is_some_and(|id: AssignmentId| keep.contains(&id))
+    };
+    let filters = || Some(HashMap::from([("label".to_owned(), vec![format!("{INSTANCE_LABEL}={instance}")])]));
+    let doing = |what: &str| {
+        let doing = format!("list {what} of instance {instance}");
+        move |source| EngineError { doing, source }
+    };
+
+    let options = ListContainersOptions { all: true, filters: filters(), ..ListContainersOptions::default() };
+    for container in engine.docker.list_containers(Some(options)).await.map_err(doing("containers"))? {
+        let Some(id) = container.id else { continue };
+        if !kept(container.labels.as_ref())
+            && let Err(error) = engine.remove(&id).await
+        {
+            left.push((format!("container {id}"), error.message()));
+        }
+    }
+    let options = ListNetworksOptions { filters: filters() };
+    for network in engine.docker.list_networks(Some(options)).await.map_err(doing("networks"))? {
+        let Some(name) = network.name else { continue };
+        if let Err(error) = engine.docker.remove_network(&name).await {
+            // 403: a kept job's container is in it.
+            let in_use = status(&error) == Some(403) && !keep.is_empty();
+            if status(&error) != Some(404) && !in_use {
+                left.push((format!("network {name}"), error.to_string()));
+            }
+        }
+    }
+    let options = ListVolumesOptions { filters: filters() };
+    let volumes = engine.docker.list_volumes(Some(options)).await.map_err(doing("volumes"))?;
+    for volume in volumes.volumes.unwrap_or_default() {
+        if kept(Some(&volume.labels)) {
+            continue;
+        }
+        let force = RemoveVolumeOptions { force: true };
+        if let Err(error) = engine.docker.remove_volume(&volume.name, Some(force)).await
+            && status(&error) != Some(404)
+        {
+            left.push((format!("volume {}", volume.name), error.to_string()));
+        }
+    }
+    cgroup::remove_all_but(engine.facts(), instance, &|id| keep.contains(&id));
+    match left.into_iter().next() {
+        None => Ok(()),
+        Some((what, why)) => Err(TeardownError::Left { what, why }),
+    }
+}
+
+/// Ends everything that an instance has on this box; its agent must be dead. The local provider runs this as
+/// `pilotlight-agent clean`.
+///
+/// # Errors
+/// When something may be left: call it again.
+pub async fn teardown(engine: &Engine, agent_dir: &Path, instance: InstanceId) -> Result<(), TeardownError> {
+    let assignments = assignments(agent_dir)?;
+    for id in &assignments {
+        engine.cgroup(instance, *id).kill().await;
+    }
+    reap(engine, instance, &BTreeSet::new()).await?;
+    for id in &assignments {
+        // With its container gone an attach process ends by itself; one that hangs is helped.
+        end_attach(&AssignmentDir::new(agent_dir, *id)).await;
+        engine.cgroup(instance, *id).remove();
+    }
+    Ok(())
+}
+
+fn assignments(agent_dir: &Path) -> Result<Vec<AssignmentId>, TeardownError> {
+    let path = agent_dir.join("assignments");
+    let failed = |source| TeardownError::Dir { path: path.display().to_string(), source };
+    match std::fs::read_dir(&path) {
+        Ok(entries) => entries
+            .map(|entry| Ok(entry.map_err(failed)?.file_name().to_str().and_then(|name| name.parse().ok())))
+            .filter_map(Result::transpose)
+            .collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Ends the attach process of an assignment and waits until it has let go of its lock.
+pub(crate) async fn end_attach(dir: &AssignmentDir) {
+    let deadline = tokio::time::Instant::now() + ATTACH_END;
+    while let Some(pid) = attach_pid(dir) {
+        if let Err(error) = kill_process(pid, Signal::KILL) {
+            tracing::debug!(error = %Report(&error), "attach process not killed");
+        }
+        if tokio::time::Instant::now() >= deadline {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The pid of the living attach process of an assignment. The lock tells the living from the dead: a pid is used again.
+pub(crate) fn attach_pid(dir: &AssignmentDir) -> Option<Pid> {
+    let path = dir.attach_lock();
+    let file = File::open(&path).ok()?;
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => {}
+        Ok(()) | Err(TryLockError::Error(_)) => return None,
+    }
+    Pid::from_raw(std::fs::read_to_string(&path).ok()?.trim().parse().ok()?)
+}

@@ -1,0 +1,313 @@
+//! One job of the built-in queue in one container, from image to outcome.
+//!
+//! ```text
+//! outcome.json there? ── yes ─▶ that is the end
+//!   │ no
+//! container: absent ─▶ image ▶ network ▶ create ▶ attach ▶ `started` ▶ start ─▶ watch ▶ settle
+//!            created ─▶ remove, as absent (it never ran)                          ▲        │
+//!            running ─▶ attach again if need be ──────────────────────────────────┘        │
+//!            exited ─▶ settle ◀────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! `started` is written before the start: a container that was there and is gone must not be run a second time.
+
+mod settle;
+mod watch;
+
+use std::{fs, io, path::PathBuf};
+
+use jiff::Timestamp;
+use pilotlight_runtime::{Report, clock::Clock, durable};
+use pilotlight_wire::{InstanceId, Usage, Verdict, agent::Start};
+
+use self::watch::Watched;
+use super::{AssignmentDir, Channels, End, Progress, Wish, output::Attacher};
+use crate::container::{Cgroup, Engine, EngineError, Found, Image, ImageError, Networks, Order, Share};
+
+/// The longest single string that the kernel hands to a program, bytes.
+const MAX_STRING: usize = 128 * 1024 - 1;
+
+/// What a job's task needs.
+#[derive(Clone, Debug)]
+pub struct JobContext {
+    /// Docker.
+    pub engine: Engine,
+    /// The instance's networks.
+    pub networks: Networks,
+    /// The instance.
+    pub instance: InstanceId,
+    /// The agent's directory.
+    pub agent_dir: PathBuf,
+    /// The agent's own program, which is also the attach process.
+    pub program: PathBuf,
+    /// What the machine has to share out.
+    pub share: Share,
+    /// Whether jobs may use `pilotlight/host`.
+    pub host_image: bool,
+    /// Time.
+    pub clock: Clock,
+}
+
+/// One job's task.
+struct Task {
+    context: JobContext,
+    start: Start,
+    dir: AssignmentDir,
+    name: String,
+    cgroup: Cgroup,
+    attacher: Attacher,
+    channels: Channels,
+}
+
+/// A job that is over before its container ran, or an end that needs no more looking.
+enum Early {
+    Refused(String),
+    Finished(Verdict, Option<String>),
+    /// There is a container of that name: look again.
+    Again,
+}
+
+/// Runs a job to its end, or carries on with it. Idempotent by assignment.
+pub async fn run(context: JobContext, start: Start, channels: Channels) -> End {
+    let dir = AssignmentDir::new(&context.agent_dir, start.assignment);
+    if let Some(end) = recorded(&dir) {
+        return end;
+    }
+    let name = format!("pilotlight-{}", start.assignment);
+    let cgroup = context.engine.cgroup(context.instance, start.assignment);
+    let attacher = Attacher {
+        program: context.program.clone(),
+        agent_dir: context.agent_dir.clone(),
+        dir: dir.clone(),
+        engine: context.engine.clone(),
+        container: name.clone(),
+    };
+    let mut task = Task { context, start, dir, name, cgroup, attacher, channels };
+    let end = task.run().await;
+    if let Err(error) = record(&task.dir, &end) {
+        // The scaler learns the end all the same; only a crash before that would ask Docker again.
+        tracing::error!(assignment = %task.start.assignment, error = %Report(&error), "outcome not written");
+    }
+    task.clean_up().await;
+    end
+}
+
+fn recorded(dir: &AssignmentDir) -> Option<End> {
+    serde_json::from_slice(&fs::read(dir.outcome()).ok()?).ok()
+}
+
+fn record(dir: &AssignmentDir, end: &End) -> io::Result<()> {
+    durable::write(&dir.outcome(), &serde_json::to_vec(end)?)
+}
+
+impl Task {
+    async fn run(&mut self) -> End {
+        loop {
+            let found = match self.look().await {
+                Ok(found) => found,
+                Err(error) => return self.early(Early::Refused(error.message())),
+            };
+            let watched = match found {
+                Found::Exited(exit) => Watched::Exited { exit, gap: false, wish: Wish::Run },
+                Found::Running { started_at } => self.adopt(started_at).await,
+                Found::Created => {
+                    // It never ran, so its marker must go first: without it the job may begin again.
+                    self.attacher.end().await;
+                    let gone = durable::remove(&self.dir.started());
+                    let removed = self.context.engine.remove(&self.name).await;
+                    match (gone, removed) {
+                        (Ok(()), Ok(())) => continue,
+                        (Err(error), _) => return self.early(Early::Refused(error.to_string())),
+                        (_, Err(error)) => return self.early(Early::Refused(error.message())),
+                    }
+                }
+                Found::Absent if self.dir.started().exists() => {
+                    let reason = "its container is gone and nobody knows how it ended".to_owned();
+                    return self.early(Early::Finished(Verdict::Infrastructure, Some(reason)));
+                }
+                Found::Absent => match self.begin().await {
+                    Ok(watched) => watched,
+                    Err(Early::Again) => continue,
+                    Err(early) => return self.early(early),
+                },
+            };
+            return self.settle(watched).await;
+        }
+    }
+
+    /// Inspects, and gives a Docker that is being restarted time to come back.
+    async fn look(&self) -> Result<Found, EngineError> {
+        let mut tries = 30;
+        loop {
+            match self.context.engine.inspect(&self.name).await {
+                Err(error) if tries > 0 && error.status().is_none() => {
+                    tries -= 1;
+                    tracing::warn!(error = %Report(&error), "Docker does not answer");
+                    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// From nothing to a container that runs.
+    async fn begin(&mut self) -> Result<Watched, Early> {
+        check(&self.start)?;
+        let mut wish = self.channels.wish.clone();
+        let image = tokio::select! {
+            image = self.image() => image?,
+            wished = wish.wait_for(|wish| *wish != Wish::Run) => return Err(before_start(wished.map_or(Wish::Terminate, |wish| *wish))),
+        };
+        let image_ready_at = self.context.clock.now();
+        let network = self.context.networks.take().await.map_err(refused)?;
+        let order = Order {
+            name: &self.name,
+            instance: self.context.instance,
+            start: &self.start,
+            image: &image,
+            network: &network,
+            cgroup: &self.cgroup,
+            memory: self.context.share.memory(self.start.gpus.len()),
+        };
+        let created = self.context.engine.create(&order).await;
+        if let Err(error) = created {
+            self.remove_network(&network).await;
+            return Err(match error.status() {
+                Some(409) => Early::Again,
+                Some(400) => Early::Finished(Verdict::Failure, Some(error.message())),
+                _ => refused(error),
+            });
+        }
+        let output = self.attacher.start(&self.start, false).await;
+        let output = output.map_err(|error| Early::Refused(format!("its output cannot be read: {error}")))?;
+        let wished = *self.channels.wish.borrow();
+        if wished != Wish::Run {
+            return Err(before_start(wished));
+        }
+        let marker = durable::write(&self.dir.started(), b"");
+        marker.map_err(|error| Early::Refused(format!("the agent's disk: {error}")))?;
+        self.context.engine.start(&self.name).await.map_err(|error| start_failed(&error, &image))?;
+        let started_at = self.context.clock.now();
+        self.tell(Progress::Started { image_ready_at, started_at, image_id: image.id }).await;
+        // The next job's network, while this one runs.
+        self.context.networks.refill().await;
+        Ok(self.watch(output, false).await)
+    }
+
+    /// A container of an earlier agent that still runs.
+    async fn adopt(&mut self, started_at: Option<Timestamp>) -> Watched {
+        let started_at = started_at.unwrap_or_else(|| self.context.clock.now());
+        self.tell(Progress::Started { image_ready_at: started_at, started_at, image_id: None }).await;
+        let output = self.attacher.find();
+        self.watch(output, false).await
+    }
+
+    async fn image(&self) -> Result<Image, Early> {
+        if self.start.spec.env.contains_key(crate::container::VISIBLE_DEVICES) {
+            let text =
+                format!("{} is set by Pilotlight; the job's own value is dropped", crate::container::VISIBLE_DEVICES);
+            self.tell(Progress::Detail(text)).await;
+        }
+        for volume in &self.start.volumes {
+            if !std::path::Path::new(&volume.host).exists() {
+                return Err(Early::Refused(format!("volume {}: {} is not on this machine", volume.name, volume.host)));
+            }
+        }
+        let progress = self.channels.progress.clone();
+        // A line that the dispatcher has no room for is overtaken by the next.
+        let tell = |line| drop(progress.try_send(Progress::Detail(line)));
+        let image = self.context.engine.prepare_image(&self.start.spec.image, self.context.host_image, tell).await;
+        image.map_err(|error| match error {
+            ImageError::Unusable(text) => Early::Finished(Verdict::Failure, Some(text)),
+            ImageError::Network(text) => Early::Finished(Verdict::Infrastructure, Some(text)),
+            ImageError::Machine(text) => Early::Refused(text),
+        })
+    }
+
+    async fn tell(&self, progress: Progress) {
+        // The dispatcher may be stopping; the next agent tells it again.
+        let _stopping = self.channels.progress.send(progress).await;
+    }
+
+    fn early(&self, early: Early) -> End {
+        match early {
+            Early::Refused(reason) => End::Refused { reason },
+            Early::Again => End::Refused { reason: "its container's name is taken".to_owned() },
+            Early::Finished(verdict, reason) => End::Finished {
+                verdict,
+                exit_code: None,
+                reason,
+                log_gap: false,
+                usage: None::<Usage>,
+                finished_at: self.context.clock.now(),
+            },
+        }
+    }
+}
+
+fn refused(error: EngineError) -> Early {
+    Early::Refused(error.message())
+}
+
+/// The end of a job that was not to run any more before it started.
+fn before_start(wish: Wish) -> Early {
+    let (verdict, reason) = match wish {
+        Wish::Run | Wish::Cancel => (Verdict::Cancelled, "cancelled before it started"),
+        Wish::Timeout => (Verdict::Timeout, "its deadline passed before it started"),
+        Wish::Terminate => (Verdict::Infrastructure, "its machine was terminated before it started"),
+    };
+    Early::Finished(verdict, Some(reason.to_owned()))
+}
+
+/// What no container can be given, said before Docker says it in its own way.
+fn check(start: &Start) -> Result<(), Early> {
+    let spec = &start.spec;
+    let strings = spec.command.iter().chain(spec.entrypoint.iter().flatten());
+    let too_long = |what: &str, len: usize| {
+        let text = format!("{what} has {len} bytes; the kernel hands {MAX_STRING} to a program at most");
+        Err(Early::Finished(Verdict::Failure, Some(text)))
+    };
+    if let Some(word) = strings.into_iter().find(|word| word.len() > MAX_STRING) {
+        return too_long("a word of the command", word.len());
+    }
+    for (name, value) in &spec.env {
+        if name.len() + value.len() + 1 > MAX_STRING {
+            return too_long(&format!("variable {name}"), name.len() + value.len() + 1);
+        }
+    }
+    Ok(())
+}
+
+/// Whose fault a failed start is. Docker says of most faults only here what they are.
+fn start_failed(error: &EngineError, image: &Image) -> Early {
+    let message = error.message();
+    let lower = message.to_lowercase();
+    let says = |needles: &[&str]| needles.iter().any(|needle| lower.contains(needle));
+    let machine = says(&["no space left", "device driver", "cdi device", "nvidia-container-cli", "cgroup", "mounting"]);
+    let job = says(&[
+        "executable file not found",
+        "no such file or directory",
+        "permission denied",
+        "exec format error",
+        "unable to find user",
+        "no matching entries in passwd",
+        "unable to find group",
+        "not a directory",
+        "is a directory",
+        "argument list too long",
+        "cwd",
+        "unsatisfied condition",
+    ]);
+    if job && !machine {
+        Early::Finished(
+            Verdict::Failure,
+            Some(format!("image {}: {}", image.id.as_deref().unwrap_or(&image.reference), first_line(&message))),
+        )
+    } else {
+        Early::Refused(first_line(&message).to_owned())
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    text.trim().lines().next().unwrap_or_default()
+}

@@ -1,0 +1,101 @@
+//! A container that has ended: what that means, and leaving nothing behind.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use pilotlight_runtime::{Report, units::Size};
+use pilotlight_wire::{Usage, Verdict};
+use tokio::time::timeout;
+
+use super::{Task, watch::Watched};
+use crate::{
+    container::Exit,
+    job::{End, Wish},
+};
+
+/// Cleaning up has a deadline of its own; what is left then is the reaper's.
+const CLEAN_UP: Duration = Duration::from_secs(60);
+
+impl Task {
+    /// What the end of the container means for the job.
+    pub(super) async fn settle(&mut self, watched: Watched) -> End {
+        // Whatever the first process left behind ends with it.
+        self.cgroup.kill().await;
+        let mut usage = Usage::default();
+        self.cgroup.measure(&mut usage);
+        match watched {
+            Watched::Exited { exit, gap, wish } => {
+                usage.wall_seconds = seconds(exit.started_at, exit.finished_at);
+                usage.out_of_memory = exit.out_of_memory;
+                let (verdict, reason) = self.verdict(&exit, wish);
+                End::Finished {
+                    verdict,
+                    exit_code: Some(exit.code),
+                    reason,
+                    log_gap: gap,
+                    usage: Some(usage),
+                    finished_at: exit.finished_at,
+                }
+            }
+            Watched::Lost { reason, gap, wish } => {
+                // Without an exit code nothing is a success, and nothing the job's fault (link 4).
+                let (verdict, reason) = match wish {
+                    Wish::Cancel => (Verdict::Cancelled, format!("cancelled; {reason}")),
+                    Wish::Timeout => (Verdict::Timeout, format!("its deadline passed; {reason}")),
+                    Wish::Run | Wish::Terminate => (Verdict::Infrastructure, reason),
+                };
+                End::Finished {
+                    verdict,
+                    exit_code: None,
+                    reason: Some(reason),
+                    log_gap: gap,
+                    usage: None,
+                    finished_at: self.context.clock.now(),
+                }
+            }
+        }
+    }
+
+    fn verdict(&self, exit: &Exit, wish: Wish) -> (Verdict, Option<String>) {
+        match wish {
+            Wish::Cancel => (Verdict::Cancelled, Some("cancelled while it ran".to_owned())),
+            Wish::Timeout => (Verdict::Timeout, Some("its deadline passed".to_owned())),
+            Wish::Terminate => (Verdict::Infrastructure, Some("its machine was terminated while it ran".to_owned())),
+            Wish::Run if exit.out_of_memory => {
+                let limit = Size(self.context.share.memory(self.start.gpus.len()));
+                (Verdict::Failure, Some(format!("out of memory: the job's limit is {limit}")))
+            }
+            Wish::Run if exit.code == 0 => (Verdict::Success, None),
+            Wish::Run => (Verdict::Failure, None),
+        }
+    }
+
+    /// Removes the container, its network and its cgroup.
+    pub(super) async fn clean_up(&self) {
+        let work = async {
+            let networks = self.context.engine.networks_of(&self.name).await;
+            self.attacher.end().await;
+            if let Err(error) = self.context.engine.remove(&self.name).await {
+                tracing::warn!(error = %Report(&error), "left to the reaper");
+            }
+            for network in networks {
+                self.remove_network(&network).await;
+            }
+            self.cgroup.kill().await;
+            self.cgroup.remove();
+        };
+        if timeout(CLEAN_UP, work).await.is_err() {
+            tracing::warn!(container = self.name, "not cleaned up in time; left to the reaper");
+        }
+    }
+
+    pub(super) async fn remove_network(&self, name: &str) {
+        if let Err(error) = self.context.networks.remove(name).await {
+            tracing::warn!(error = %Report(&error), "left to the reaper");
+        }
+    }
+}
+
+fn seconds(from: Timestamp, to: Timestamp) -> f64 {
+    to.duration_since(from).as_secs_f64().max(0.0)
+}
