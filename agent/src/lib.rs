@@ -1,6 +1,8 @@
 //! The agent on a Pilotlight machine: it enrols with the scaler, runs jobs in containers, and leaves when told to or
 //! when its lease lapses. Design 5 and 6; the exact rules are in `docs/architecture.md`.
 
-pub mod attach;
 pub mod container;
+pub mod attach;
+pub mod host;
 pub mod job;
+pub mod power;
