@@ -3,6 +3,14 @@
 
 pub mod container;
 pub mod attach;
+pub mod assignment;
+pub mod bootstrap;
+pub mod dispatch;
 pub mod host;
 pub mod job;
+pub mod link;
+pub mod machine;
+mod outbox;
 pub mod power;
+pub mod run;
+mod upload;
