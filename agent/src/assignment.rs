@@ -107,7 +107,10 @@ pub fn create(agent_dir: &Path, id: AssignmentId, record: &Record) -> io::Result
 pub fn remove(agent_dir: &Path, id: AssignmentId) -> io::Result<()> {
     let dir = AssignmentDir::new(agent_dir, id);
     durable::remove(&dir.file())?;
-    fs::remove_dir_all(dir.path())
+    match fs::remove_dir_all(dir.path()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
 }
 
 /// Finds every assignment of an agent's directory, and removes what [`create`] or [`remove`] left half done.

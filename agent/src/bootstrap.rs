@@ -8,6 +8,7 @@
 //!     started_at      when the first one did
 //!     policy.json     the scaler's last policy; there once an agent was enrolled
 //!     done            why the agent left for good: it is not started again
+//!     reserve         room for events on a disk that is full; see `disk`
 //!     assignments/    see `job`
 //! ```
 

@@ -15,7 +15,7 @@ use pilotlight_wire::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    task::{JoinError, JoinSet, spawn_blocking},
+    task::{JoinError, JoinSet},
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -23,7 +23,9 @@ use tracing::{info, warn};
 
 use crate::{
     assignment::{self, Moment},
-    bootstrap, host,
+    bootstrap,
+    disk::{self, blocking},
+    host,
     job::{AssignmentDir, Channels, End, Wish},
     link::{Answer, Client, Session},
     machine::{Effect, Event, Leave, LogEnd, Machine},
@@ -37,6 +39,9 @@ mod tasks;
 mod tests;
 
 use pace::Pace;
+
+/// Deadlines and the lease count the time of a suspended machine, sleeps do not: so none is long.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
 /// What an agent starts with.
 #[derive(Debug)]
@@ -96,6 +101,7 @@ where
     R: Fn(Job, Channels) -> F,
     F: Future<Output = End> + Send + 'static,
 {
+    disk::reserve(&setup.dir).await;
     let now = Moment { boot: (setup.boottime)(), wall: setup.clock.now() };
     let (machine, first) = Machine::new(setup.machine, now);
     let (events, inbox) = mpsc::channel(256);
@@ -169,7 +175,7 @@ where
         let mut enrolling = true;
         let mut left = self.apply(first).await?;
         while left.is_none() {
-            let wake = self.machine.wake_after(self.now()).map(|after| Instant::now() + after);
+            let wake = self.machine.wake_after(self.now()).map(|after| Instant::now() + after.min(LONGEST_SLEEP));
             let (next_sample, next_sync) = (self.pace.next_sample(), self.pace.next_sync(self.syncs.len()));
             left = tokio::select! {
                 biased;
@@ -221,9 +227,9 @@ where
             Answer::Ok(EnrolResponse { bearer, policy, .. }) => {
                 info!(lease_seconds = policy.lease_seconds, "enrolled");
                 let (dir, kept) = (self.dir.clone(), policy.clone());
-                blocking(move || bootstrap::keep_policy(&dir, &kept)).await?;
+                blocking(&self.dir, move || bootstrap::keep_policy(&dir, &kept)).await?;
                 self.session = Some(client.session(bearer));
-                self.pace.sample_every(Duration::from_secs(policy.sample_seconds.max(1)));
+                self.pace.sample_every(Duration::from_secs(policy.sample_seconds.clamp(1, 3600)));
                 self.handle(Event::Enrolled(policy)).await
             }
             Answer::Gone => self.handle(Event::Gone).await,
@@ -269,12 +275,12 @@ where
             match effect {
                 Effect::Persist(id, record) => {
                     let dir = self.dir.clone();
-                    blocking(move || assignment::create(&dir, id, &record)).await?;
+                    blocking(&self.dir, move || assignment::create(&dir, id, &record)).await?;
                 }
                 Effect::Emit(id, event) => {
                     info!(assignment = %id, event = event.n, kind = ?event.event, "assignment event");
                     let (dir, n) = (AssignmentDir::new(&self.dir, id), event.n);
-                    blocking(move || outbox::append(&dir, &event)).await?;
+                    blocking(&self.dir, move || outbox::append(&dir, &event)).await?;
                     if let Some(delivery) = self.deliveries.get(&id) {
                         delivery.last_event.send_replace(n);
                     }
@@ -296,7 +302,8 @@ where
                     self.deliveries.remove(&id);
                     self.jobs.remove(&id);
                     let dir = self.dir.clone();
-                    blocking(move || assignment::remove(&dir, id)).await?;
+                    blocking(&self.dir, move || assignment::remove(&dir, id)).await?;
+                    disk::reserve(&self.dir).await;
                 }
                 Effect::Sync => self.pace.now(),
                 Effect::SyncSoon => self.pace.soon(),
@@ -325,11 +332,12 @@ where
         let Some(session) = self.session.clone() else { return Ok(()) };
         let dir = AssignmentDir::new(&self.dir, id);
         let (known, spool) = (dir.clone(), dir.spool());
-        let (events, acked) = blocking(move || outbox::load(&known)).await?;
+        let (events, acked) = blocking(&self.dir, move || outbox::load(&known)).await?;
         let (last_event, last) = watch::channel(events.last().map_or(0, |event| event.n));
         let (log, end) = watch::channel(LogEnd::Open);
         let stop = CancellationToken::new();
-        let outbox = Outbox { id, dir, last, acked }.deliver(session.clone(), self.events.clone());
+        let outbox =
+            Outbox { id, agent_dir: self.dir.clone(), dir, last, acked }.deliver(session.clone(), self.events.clone());
         let upload = Upload { id, spool, end }.run(session, self.events.clone());
         for delivery in [Box::pin(outbox) as BoxFuture<'static, io::Result<()>>, Box::pin(upload)] {
             let stop = stop.clone();
@@ -338,11 +346,6 @@ where
         self.deliveries.insert(id, Delivery { last_event, log, _stop: stop.drop_guard() });
         Ok(())
     }
-}
-
-/// File work, off the loop's thread and to its end.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, Fatal> {
-    Ok(spawn_blocking(work).await??)
 }
 
 /// Sleeps until then, or for ever.

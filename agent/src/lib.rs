@@ -5,6 +5,7 @@ pub mod container;
 pub mod attach;
 pub mod assignment;
 pub mod bootstrap;
+mod disk;
 pub mod dispatch;
 pub mod host;
 pub mod job;

@@ -17,6 +17,7 @@ use tracing::{error, warn};
 
 use crate::{
     assignment::unreadable,
+    disk::blocking,
     job::AssignmentDir,
     link::{self, Answer, Session},
     machine::Event,
@@ -57,6 +58,7 @@ pub(crate) fn load(dir: &AssignmentDir) -> io::Result<(Vec<AssignmentEvent>, u64
 #[derive(Debug)]
 pub(crate) struct Outbox {
     pub(crate) id: AssignmentId,
+    pub(crate) agent_dir: PathBuf,
     pub(crate) dir: AssignmentDir,
     /// The number of the last event on disk.
     pub(crate) last: watch::Receiver<u64>,
@@ -121,7 +123,7 @@ impl Outbox {
         }
         self.acked = acked.min(last);
         let (path, text) = (acked_file(&self.dir), self.acked.to_string());
-        tokio::task::spawn_blocking(move || durable::write(&path, text.as_bytes())).await?
+        blocking(&self.agent_dir, move || durable::write(&path, text.as_bytes())).await
     }
 }
 

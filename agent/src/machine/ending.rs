@@ -47,7 +47,9 @@ pub(super) enum Lease {
 impl Lease {
     /// An agent that was enrolled before counts from its start: its last answer is not known any more.
     pub(super) fn at_start(policy: Option<&Policy>, now: Moment) -> Self {
-        policy.map_or(Self::Unbounded, |policy| Self::Until(now.boot + Duration::from_secs(policy.lease_seconds)))
+        policy.map_or(Self::Unbounded, |policy| {
+            Self::Until(now.boot.saturating_add(Duration::from_secs(policy.lease_seconds)))
+        })
     }
 
     pub(super) fn renew(&mut self, sent: Duration, seconds: u64) {
@@ -127,7 +129,7 @@ impl Machine {
             (Mode::Serving, Lease::Until(end)) if self.assignments.is_empty() => end,
             (Mode::Serving, Lease::Until(end)) => {
                 let grace = self.policy.as_ref().map_or(0, |policy| policy.result_grace_seconds);
-                end.max(self.quiet_since) + Duration::from_secs(grace)
+                end.max(self.quiet_since).saturating_add(Duration::from_secs(grace))
             }
         };
         Some((at, Leave::Lapsed))

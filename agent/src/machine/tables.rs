@@ -327,3 +327,15 @@ fn a_restarted_agent_delivers_what_has_ended_and_runs_the_rest() {
     let effects = machine.handle(Event::Enrolled(policy()), at(9));
     assert!(effects.contains(&Effect::Log(id(1), LogEnd::Confirm(0))), "acknowledged before the restart");
 }
+
+#[test]
+fn no_number_of_the_scaler_overflows() {
+    let mut machine = enrolled();
+    let endless = Policy { lease_seconds: u64::MAX, result_grace_seconds: u64::MAX, ..policy() };
+    assert_eq!(machine.handle(Event::Enrolled(endless), at(0)), [Effect::Sync]);
+    let start = Start { remaining_seconds: u64::MAX, ..start(1, &[]) };
+    assert_eq!(answer(&mut machine, vec![Directive::Start(Box::new(start))], at(0)).len(), 4);
+    assert!(machine.wake_after(at(1)).is_some());
+    ends_with(&mut machine, 1, u64::MAX, at(2));
+    assert!(machine.wake_after(at(1_000_000)).is_some());
+}
