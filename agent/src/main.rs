@@ -1,1 +1,5 @@
-fn main() {}
+//! The agent's binary.
+
+fn main() -> std::process::ExitCode {
+    pilotlight_agent::cli::main(std::env::args_os())
+}

@@ -22,8 +22,8 @@ const REPOSITORY: &str = "pilotlight-host";
 /// Raised when the content of the image changes.
 const VERSION: u32 = 1;
 
-/// The programs of the host.
-const PROGRAMS: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+/// The programs of the host. Not `/sbin`: Docker puts its init there, and a read-only mount would hide it.
+const PROGRAMS: [&str; 6] = ["/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32"];
 
 /// What the programs need of `/etc`, without a user's secret in it.
 const SETTINGS: [&str; 5] =

@@ -12,15 +12,16 @@
 //! `started` is written before the start: a container that was there and is gone must not be run a second time.
 
 mod settle;
-mod watch;
+mod watching;
 
 use std::{fs, io, path::PathBuf};
 
 use jiff::Timestamp;
 use pilotlight_runtime::{Report, clock::Clock, durable};
 use pilotlight_wire::{InstanceId, Usage, Verdict, agent::Start};
+use tokio::sync::watch;
 
-use self::watch::Watched;
+use self::watching::Watched;
 use super::{AssignmentDir, Channels, End, Progress, Wish, output::Attacher};
 use crate::container::{Cgroup, Engine, EngineError, Found, Image, ImageError, Networks, Order, Share};
 
@@ -153,10 +154,10 @@ impl Task {
     /// From nothing to a container that runs.
     async fn begin(&mut self) -> Result<Watched, Early> {
         check(&self.start)?;
-        let mut wish = self.channels.wish.clone();
+        let mut wishes = self.channels.wish.clone();
         let image = tokio::select! {
             image = self.image() => image?,
-            wished = wish.wait_for(|wish| *wish != Wish::Run) => return Err(before_start(wished.map_or(Wish::Terminate, |wish| *wish))),
+            wish = wished(&mut wishes, Wish::Run) => return Err(before_start(wish)),
         };
         let image_ready_at = self.context.clock.now();
         let network = self.context.networks.take().await.map_err(refused)?;
@@ -242,6 +243,15 @@ impl Task {
                 finished_at: self.context.clock.now(),
             },
         }
+    }
+}
+
+/// Returns the next wish after a known one; a dispatcher that is gone wishes nothing.
+async fn wished(wishes: &mut watch::Receiver<Wish>, known: Wish) -> Wish {
+    let next = wishes.wait_for(|wish| *wish != known && *wish != Wish::Run).await.map(|wish| *wish);
+    match next {
+        Ok(wish) => wish,
+        Err(_gone) => std::future::pending().await,
     }
 }
 

@@ -7,7 +7,7 @@ use pilotlight_runtime::{Report, units::Size};
 use pilotlight_wire::{Usage, Verdict};
 use tokio::time::timeout;
 
-use super::{Task, watch::Watched};
+use super::{Task, watching::Watched};
 use crate::{
     container::Exit,
     job::{End, Wish},

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pilotlight_runtime::Report;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::Task;
+use super::{Task, wished};
 use crate::{
     container::{Exit, Found},
     job::{Wish, output::Output},
@@ -78,7 +78,7 @@ impl Task {
                     // without a reader has lost one.
                     let _exited = timeout(STREAM_END / 10, self.context.engine.wait(&self.name)).await;
                 }
-                wished = changed(&mut self.channels.wish, wish) => {
+                wished = wished(&mut self.channels.wish, wish) => {
                     wish = wished;
                     kill_at = Some(self.begin_end(wish).await);
                 }
@@ -123,14 +123,6 @@ impl Task {
             self.attacher.end().await;
             output.ended().await;
         }
-    }
-}
-
-/// Returns the next wish; a dispatcher that is gone wishes nothing.
-async fn changed(wishes: &mut tokio::sync::watch::Receiver<Wish>, known: Wish) -> Wish {
-    match wishes.wait_for(|wish| *wish != known && *wish != Wish::Run).await {
-        Ok(wish) => *wish,
-        Err(_gone) => std::future::pending().await,
     }
 }
 
