@@ -1,20 +1,25 @@
 //! The command line: what it offers, and what its exit codes mean.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::{Parser, Subcommand};
-use pilotlight_runtime::{Report, logging};
+use pilotlight_runtime::{Report, logging, signals};
+use pilotlight_wire::{AssignmentId, agent::Bootstrap};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
     attach::{self, AttachArgs},
-    bootstrap::DirError,
-    run::{self, RunError},
+    bootstrap::{self, AgentDir, DirError},
+    container,
+    power::Switch,
+    run::{self, Containers, RunError},
+    workshop::{self, Workshop},
 };
 
 /// Bad arguments.
@@ -75,7 +80,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let result = match command {
         Command::Run { dir, json_logs } => {
             logging::init(json_logs);
-            runtime().and_then(|runtime| runtime.block_on(run::run(&dir)))
+            runtime().and_then(|runtime| runtime.block_on(run_agent(&dir)))
         }
         Command::Attach(args) => {
             logging::init(false);
@@ -89,9 +94,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Command::Clean { dir } => {
             logging::init(false);
-            runtime().and_then(|runtime| runtime.block_on(run::clean(&dir)))
+            runtime().and_then(|runtime| runtime.block_on(clean(&dir)))
         }
-        Command::Version => writeln!(io::stdout(), "{}", env!("CARGO_PKG_VERSION")).map_err(RunError::Io),
+        Command::Version => writeln!(io::stdout(), "{}", env!("CARGO_PKG_VERSION")).map_err(RunError::Runtime),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -102,9 +107,32 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+async fn run_agent(dir: &Path) -> Result<(), RunError> {
+    let shutdown = signals::shutdown_token().map_err(RunError::Runtime)?;
+    let open = async |bootstrap: &Bootstrap, kept: BTreeSet<AssignmentId>| {
+        let workshop = Workshop::open(dir, bootstrap, &kept).await;
+        let (version, warm, last) = (workshop.docker(), workshop.clone(), workshop.clone());
+        Containers {
+            version,
+            runner: move |job, channels| workshop.clone().run(job, channels),
+            warm_up: async move || warm.warm_up().await,
+            teardown: async move || last.close().await,
+        }
+    };
+    run::run(dir, Switch::REAL, shutdown, open).await
+}
+
+async fn clean(dir: &Path) -> Result<(), RunError> {
+    let bootstrap = bootstrap::read_bootstrap(dir)?;
+    // Held to the end, so that no agent starts meanwhile.
+    let _held = AgentDir::take(dir)?;
+    let engine = workshop::connect(1).await?;
+    Ok(container::teardown(&engine, dir, bootstrap.instance).await?)
+}
+
 /// One thread is enough for what the agent does, and keeps it small; file work has threads of its own.
 fn runtime() -> Result<Runtime, RunError> {
-    Ok(Builder::new_current_thread().enable_all().build()?)
+    Builder::new_current_thread().enable_all().build().map_err(RunError::Runtime)
 }
 
 fn exit_code(error: &RunError) -> u8 {

@@ -16,3 +16,4 @@ mod outbox;
 pub mod power;
 pub mod run;
 mod upload;
+mod workshop;

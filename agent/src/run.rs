@@ -1,215 +1,231 @@
 //! One life of an agent on its directory: where the parts meet.
 
-use std::{collections::BTreeSet, io, path::Path, time::Duration};
+use std::{collections::BTreeSet, future::Future, io, path::Path, time::Duration};
 
 use jiff::Timestamp;
 use pilotlight_runtime::{
     Report,
     clock::{self, Clock},
-    signals,
 };
 use pilotlight_wire::{
-    InstanceId,
-    agent::{EnrolRequest, Inventory},
+    AssignmentId,
+    agent::{Bootstrap, EnrolRequest},
 };
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    assignment::{self, Record},
-    bootstrap::{self, AgentDir, DirError},
-    container::{self, Engine, EngineError, Networks, Share, TeardownError},
+    assignment::{self, Found},
+    bootstrap::{AgentDir, DirError, read_bootstrap},
+    container::{EngineError, TeardownError},
     dispatch::{self, Exit, Fatal, Job, Setup},
     host::{self, Roots},
-    job::{
-        Channels, End,
-        direct::{self, JobContext},
-    },
+    job::{Channels, End},
     link::Client,
     machine,
     power::{self, Switch},
 };
 
-/// How often Docker is asked before the machine counts as unhealthy, and before an agent with jobs gives up: dockerd
-/// may be being restarted.
-const DOCKER_TRIES: u32 = 5;
-const DOCKER_TRIES_WITH_JOBS: u32 = 300;
-const DOCKER_PAUSE: Duration = Duration::from_secs(2);
-
 /// Why an agent could not start, or not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Its directory.
-    #[error("cannot use the agent's directory")]
-    Dir(#[from] DirError),
-    /// A file of an assignment, or the runtime itself.
     #[error("cannot start")]
-    Io(#[from] io::Error),
+    Dir(#[from] DirError),
+    /// Its assignments.
+    #[error("cannot read the assignments")]
+    Assignments(#[source] io::Error),
+    /// Signals, threads, the boot id, standard output.
+    #[error("the operating system refuses")]
+    Runtime(#[source] io::Error),
     /// What the machine has.
     #[error("cannot take the inventory")]
     Host(#[from] host::HostError),
     /// TLS.
     #[error("cannot set up the connection to the scaler")]
     Client(#[from] reqwest::Error),
-    /// Docker, while there are jobs of ours in it.
-    #[error("Docker does not answer, and jobs of this agent are in it")]
-    Docker(#[from] EngineError),
     /// The loop.
     #[error("the agent cannot go on")]
     Fatal(#[from] Fatal),
+    /// Docker, when everything of an instance is to be removed.
+    #[error("cannot clean up")]
+    Docker(#[from] EngineError),
     /// Something of the instance is left.
     #[error("cannot clean up")]
     Teardown(#[from] TeardownError),
+    /// The machine stays on.
+    #[error("cannot power off")]
+    Power(#[source] io::Error),
 }
 
-/// Runs the agent of a directory until it is stopped, leaves or fails.
+/// The container side, opened for one instance.
+#[derive(Debug)]
+pub struct Containers<R, W, T> {
+    /// Docker's version, if it answers.
+    pub version: Option<String>,
+    /// Runs one job; idempotent by assignment.
+    pub runner: R,
+    /// Makes ready what the first job would wait for, while the agent enrols.
+    pub warm_up: W,
+    /// Removes everything of the instance that is left.
+    pub teardown: T,
+}
+
+/// How long the last cleaning may take; whatever ends the machine cleans again.
+const TEARDOWN_LIMIT: Duration = Duration::from_secs(90);
+
+/// Runs an agent on its directory until `shutdown`, until it leaves or fails. One that has left for good does not
+/// start again: it only turns its machine off, if that is how it leaves.
+///
+/// `open` is given the bootstrap and the assignments on disk; all else of this instance may go.
 ///
 /// # Errors
-/// [`RunError`]; started again, the agent takes up where it was.
-pub async fn run(path: &Path) -> Result<(), RunError> {
-    let shutdown = signals::shutdown_token()?;
-    let bootstrap = bootstrap::read_bootstrap(path)?;
+/// [`RunError`].
+pub async fn run<R, F, W, T, E>(
+    path: &Path,
+    switch: Switch,
+    shutdown: CancellationToken,
+    open: impl AsyncFnOnce(&Bootstrap, BTreeSet<AssignmentId>) -> Containers<R, W, T>,
+) -> Result<(), RunError>
+where
+    R: Fn(Job, Channels) -> F,
+    F: Future<Output = End> + Send + 'static,
+    W: AsyncFnOnce(),
+    T: AsyncFnOnce() -> Result<(), E>,
+    E: std::error::Error,
+{
     let dir = AgentDir::take(path)?;
+    let bootstrap = read_bootstrap(path)?;
     if let Some(reason) = dir.done()? {
         info!(reason, "this agent has left for good");
-        return Ok(());
-    }
-    let found = assignment::load(path)?;
-    let kept: BTreeSet<_> =
-        found.iter().filter(|found| matches!(found.record, Record::Started { .. })).map(|found| found.id).collect();
-    let tries = if kept.is_empty() { DOCKER_TRIES } else { DOCKER_TRIES_WITH_JOBS };
-    let engine = match connect(tries).await {
-        Ok(engine) => Some(engine),
-        Err(error) if kept.is_empty() => {
-            warn!(error = %Report(&error), "Docker does not answer");
-            None
+    } else {
+        let found = assignment::load(path).map_err(RunError::Assignments)?;
+        let Containers { version, runner, warm_up, teardown } =
+            open(&bootstrap, found.iter().map(|found| found.id).collect()).await;
+        let setup = prepare(&dir, &bootstrap, found, version)?;
+        let (exit, ()) = tokio::join!(dispatch::run(setup, runner, shutdown), warm_up());
+        let Exit::Left(leave) = exit? else {
+            info!("stopped; jobs go on");
+            return Ok(());
+        };
+        match timeout(TEARDOWN_LIMIT, teardown()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(error = %Report(&error), "not all containers are removed"),
+            Err(_) => warn!("removing containers took too long"),
         }
-        Err(error) => return Err(error.into()),
-    };
-    if let Some(engine) = &engine
-        && let Err(error) = container::reap(engine, bootstrap.instance, &kept).await
-    {
-        warn!(error = %Report(&error), "what an earlier life left is not all removed");
+        dir.mark_done(leave)?;
     }
+    power::leave(bootstrap.power, switch).map_err(RunError::Power)
+}
 
+/// Looks at the machine and the directory. `docker` is Docker's version, if it answers.
+fn prepare(
+    dir: &AgentDir,
+    bootstrap: &Bootstrap,
+    found: Vec<Found>,
+    docker: Option<String>,
+) -> Result<Setup, RunError> {
     let clock = Clock::system(Timestamp::MIN);
-    let docker = engine.as_ref().map(|engine| engine.facts().version.clone());
-    let (inventory, health) = host::inventory(path, &Roots::default(), bootstrap.gpus.as_deref(), docker)?;
+    let wanted = bootstrap.gpus.as_deref();
+    let (inventory, health) = host::inventory(dir.path(), &Roots::default(), wanted, docker)?;
     for problem in &health.problems {
         warn!(problem, "not healthy");
     }
-    let workshop = match engine {
-        Some(engine) => {
-            Some(Workshop::new(engine, path, bootstrap.instance, &inventory, bootstrap.host_image, clock.clone())?)
-        }
-        None => None,
-    };
     let gpus = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let enrol = EnrolRequest {
         instance: bootstrap.instance,
-        secret: bootstrap.secret,
+        secret: bootstrap.secret.clone(),
         nonce: dir.nonce()?,
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         agent_started_at: dir.started_at(clock.now())?,
         inventory,
         health,
     };
-    let machine =
-        machine::Setup { run: dir.next_run()?, boot_id: clock::boot_id()?, gpus, policy: dir.policy()?, found };
+    let boot_id = clock::boot_id().map_err(RunError::Runtime)?;
+    let machine = machine::Setup { run: dir.next_run()?, boot_id, gpus, policy: dir.policy()?, found };
     info!(instance = %bootstrap.instance, run = machine.run, assignments = machine.found.len(), "agent starts");
     let client = Client::new(&bootstrap.scaler_url)?;
-    let setup = Setup { dir: path.to_owned(), client, enrol, machine, clock, boottime: clock::boottime };
-    let runner = |job, channels| run_job(workshop.clone(), job, channels);
-    let refill = async {
-        if let Some(workshop) = &workshop {
-            workshop.networks.refill().await;
-        }
-    };
-    let (exit, ()) = tokio::join!(dispatch::run(setup, runner, shutdown), refill);
-    match exit? {
-        Exit::Stopped => {
-            info!("stopped; jobs go on");
+    Ok(Setup { dir: dir.path().to_owned(), client, enrol, machine, clock, boottime: clock::boottime })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, fs, sync::atomic::AtomicUsize, sync::atomic::Ordering};
+
+    use axum::{Json, Router, http::StatusCode, routing::post};
+    use pilotlight_wire::ErrorBody;
+    use tempfile::TempDir;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    static OFF: AtomicUsize = AtomicUsize::new(0);
+    const SWITCH: Switch = Switch {
+        ask: || {
+            OFF.fetch_add(1, Ordering::SeqCst);
             Ok(())
-        }
-        Exit::Left(leave) => {
-            if let Some(workshop) = &workshop
-                && let Err(error) = container::reap(&workshop.engine, bootstrap.instance, &BTreeSet::new()).await
-            {
-                warn!(error = %Report(&error), "not everything is cleaned up; the provider does the rest");
-            }
-            dir.mark_done(leave)?;
-            info!(reason = leave.as_str(), "agent leaves");
-            Ok(power::leave(bootstrap.power, Switch::REAL)?)
-        }
-    }
-}
-
-/// Ends everything that an agent, now dead, has on this box.
-///
-/// # Errors
-/// When something may be left: call it again.
-pub async fn clean(path: &Path) -> Result<(), RunError> {
-    let bootstrap = bootstrap::read_bootstrap(path)?;
-    // Held to the end, so that no agent starts meanwhile.
-    let _dir = AgentDir::take(path)?;
-    let engine = Engine::connect(&Engine::default_socket()).await?;
-    Ok(container::teardown(&engine, path, bootstrap.instance).await?)
-}
-
-async fn connect(tries: u32) -> Result<Engine, EngineError> {
-    let socket = Engine::default_socket();
-    let mut left = tries;
-    loop {
-        match Engine::connect(&socket).await {
-            Err(error) if left > 1 => {
-                left -= 1;
-                warn!(error = %Report(&error), "Docker does not answer, trying again");
-                tokio::time::sleep(DOCKER_PAUSE).await;
-            }
-            result => return result,
-        }
-    }
-}
-
-/// What every job of this machine needs.
-#[derive(Clone, Debug)]
-struct Workshop {
-    engine: Engine,
-    networks: Networks,
-    context: JobContext,
-}
-
-impl Workshop {
-    fn new(
-        engine: Engine,
-        path: &Path,
-        instance: InstanceId,
-        inventory: &Inventory,
-        host_image: bool,
-        clock: Clock,
-    ) -> io::Result<Self> {
-        let networks = Networks::new(engine.clone(), instance);
-        let context = JobContext {
-            engine: engine.clone(),
-            networks: networks.clone(),
-            instance,
-            agent_dir: path.to_owned(),
-            program: std::env::current_exe()?,
-            share: Share {
-                memory_bytes: inventory.memory_bytes,
-                gpus: u32::try_from(inventory.gpus.len()).unwrap_or(u32::MAX),
-                cpu_jobs: 0,
-            },
-            host_image,
-            clock,
-        };
-        Ok(Self { engine, networks, context })
-    }
-}
-
-async fn run_job(workshop: Option<Workshop>, job: Job, channels: Channels) -> End {
-    let Some(Workshop { context, .. }) = workshop else {
-        return End::Refused { reason: "Docker did not answer when the agent started".to_owned() };
+        },
+        force: || Err(io::Error::other("not reached")),
     };
-    let share = Share { cpu_jobs: job.cpu_jobs, ..context.share };
-    direct::run(JobContext { share, ..context }, job.start, channels).await
+
+    /// A directory whose scaler says that the instance is gone.
+    async fn gone(power: &str) -> TempDir {
+        let gone = || async { (StatusCode::GONE, Json(ErrorBody::new(ErrorBody::INSTANCE_GONE, "gone"))) };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let router = Router::new().route("/agent/v1/enrol", post(gone));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let dir = tempfile::tempdir().unwrap();
+        let instance = "018f0000-0000-7000-8000-000000000009";
+        let text = serde_json::json!({"scaler_url": url, "instance": instance, "secret": "s", "power": power});
+        fs::write(dir.path().join("bootstrap.json"), text.to_string()).unwrap();
+        dir
+    }
+
+    async fn live(dir: &TempDir, stop: &CancellationToken, torn: &Cell<usize>, result: io::Result<()>) -> bool {
+        let opened = Cell::new(false);
+        let open = async |_: &Bootstrap, kept: BTreeSet<AssignmentId>| {
+            assert_eq!(kept, BTreeSet::new());
+            opened.set(true);
+            let runner = |_: Job, _: Channels| async { End::Refused { reason: String::new() } };
+            let teardown = async || {
+                assert!(!dir.path().join("done").exists(), "cleaned before it is said");
+                torn.set(torn.get() + 1);
+                result
+            };
+            Containers { version: None, runner, warm_up: async || {}, teardown }
+        };
+        run(dir.path(), SWITCH, stop.clone(), open).await.unwrap();
+        opened.get()
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_leaves_cleans_up_says_so_and_does_not_start_again() {
+        let (stop, torn) = (CancellationToken::new(), Cell::new(0));
+        for result in [Ok(()), Err(io::Error::other("Docker is down"))] {
+            torn.set(0);
+            let dir = gone("exit").await;
+            assert!(live(&dir, &stop, &torn, result).await);
+            assert_eq!(fs::read_to_string(dir.path().join("done")).unwrap(), "terminated");
+            assert!(!live(&dir, &stop, &torn, Ok(())).await, "nothing is opened again");
+            assert_eq!(torn.get(), 1);
+        }
+        assert_eq!(OFF.load(Ordering::SeqCst), 0);
+        let dir = gone("poweroff").await;
+        live(&dir, &stop, &torn, Ok(())).await;
+        live(&dir, &stop, &torn, Ok(())).await;
+        assert_eq!(OFF.load(Ordering::SeqCst), 2, "a machine that was turned on again goes off again");
+    }
+
+    #[tokio::test]
+    async fn a_stopped_agent_cleans_nothing_and_may_start_again() {
+        let (stop, torn) = (CancellationToken::new(), Cell::new(0));
+        let dir = gone("poweroff").await;
+        stop.cancel();
+        live(&dir, &stop, &torn, Ok(())).await;
+        assert_eq!(torn.get(), 0);
+        assert!(!dir.path().join("done").exists());
+        assert_eq!(fs::read_to_string(dir.path().join("run")).unwrap(), "1");
+    }
 }

@@ -106,6 +106,11 @@ impl Task {
         loop {
             let found = match self.look().await {
                 Ok(found) => found,
+                // A job that has been started must not be run a second time elsewhere.
+                Err(error) if self.dir.started().exists() => {
+                    let reason = format!("nobody knows how it ended: {}", error.message());
+                    return self.early(Early::Finished(Verdict::Infrastructure, Some(reason)));
+                }
                 Err(error) => return self.early(Early::Refused(error.message())),
             };
             let watched = match found {

@@ -93,7 +93,7 @@ fn tables_are_for_people_and_json_for_programs() {
         let json: Value = serde_json::from_str(&text(&[args[0], "--json"])).unwrap();
         assert!(json.is_object() || json.is_array());
     }
-    assert!(text(&["reap", "--yes"]).contains("here"));
+    assert!(text(&["reap", "--yes"]).contains("local"));
     assert!(fake.look(|order| order.reaped));
     assert!(text(&["instances", "--all"]).contains("gone"));
     assert!(!text(&["instances"]).contains("gone"));

@@ -331,7 +331,7 @@ async fn drain(State(order): Shared, Json(request): Json<DrainRequest>) -> Json<
 }
 
 fn orphans() -> Value {
-    json!([{"placement": "here", "instance": INSTANCE, "since": NOW}])
+    json!([{"provider": "local", "instance": INSTANCE, "since": NOW}])
 }
 
 async fn reap(State(order): Shared) -> Json<Value> {
