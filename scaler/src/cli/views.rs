@@ -184,7 +184,7 @@ pub(crate) fn plan(plan: &PlanView) -> String {
 
 pub(crate) fn orphans(orphans: &[Orphan]) -> String {
     let row = |orphan: &Orphan| vec![orphan.instance.to_string(), orphan.provider.clone(), time(orphan.since)];
-    table(&["INSTANCE", "PLACEMENT", "SINCE"], &orphans.iter().map(row).collect::<Vec<_>>())
+    table(&["INSTANCE", "PROVIDER", "SINCE"], &orphans.iter().map(row).collect::<Vec<_>>())
 }
 
 fn optional(value: Option<impl ToString>) -> String {
