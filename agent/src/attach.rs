@@ -24,6 +24,9 @@ use crate::job::AssignmentDir;
 /// What the agent reads once Docker has attached.
 pub const READY: &str = "ready";
 
+/// What stands behind the pid in the lock once the stream has ended.
+pub(crate) const END: &str = "end\n";
+
 /// The line that marks where output may be missing.
 pub const GAP: &str = "output may be missing here: the process that read it was gone for a while";
 
@@ -99,7 +102,7 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     // The kernel should end the job before what keeps its output; only root may ask for that.
     let _not_root = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let dir = AssignmentDir::new(&args.dir, args.assignment);
-    let _lock = lock(&dir.attach_lock())?;
+    let mut lock = lock(&dir.attach_lock())?;
     let path = dir.spool();
     let mut spool =
         Spool::open(&path, args.max_log).map_err(|source| AttachError::File { path: path.clone(), source })?;
@@ -137,6 +140,8 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
         }
     }
     spool.finish();
+    // Tells an end from a death; where it cannot be written, the agent takes the one for the other and says so.
+    let _full_disk = lock.write_all(END.as_bytes());
     Ok(())
 }
 

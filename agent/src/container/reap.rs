@@ -155,5 +155,5 @@ pub(crate) fn attach_pid(dir: &AssignmentDir) -> Option<Pid> {
         Err(TryLockError::WouldBlock) => {}
         Ok(()) | Err(TryLockError::Error(_)) => return None,
     }
-    Pid::from_raw(std::fs::read_to_string(&path).ok()?.trim().parse().ok()?)
+    Pid::from_raw(std::fs::read_to_string(&path).ok()?.lines().next()?.parse().ok()?)
 }

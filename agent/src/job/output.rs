@@ -13,7 +13,7 @@ use tokio::{
 
 use super::AssignmentDir;
 use crate::{
-    attach::READY,
+    attach::{END, READY},
     container::{Engine, attach_pid, end_attach},
 };
 
@@ -97,6 +97,11 @@ impl Attacher {
                 Output::Over
             }
         }
+    }
+
+    /// Whether the attach process, now gone, had read to the end of the stream.
+    pub(super) fn saw_end(&self) -> bool {
+        std::fs::read_to_string(self.dir.attach_lock()).is_ok_and(|text| text.ends_with(END))
     }
 
     /// Ends the attach process, if one lives.

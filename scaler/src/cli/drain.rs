@@ -14,6 +14,7 @@ use super::{
     exit::Failure,
     stream::{Notes, PACE, PATIENCE, Patience},
 };
+use crate::fleet::view::counted;
 
 /// Asks for the drain.
 pub(crate) async fn ask(client: &Client, target: DrainTarget, now: bool) -> Result<DrainResponse, Failure> {
@@ -43,10 +44,11 @@ pub(crate) async fn wait(
                 let lines: Vec<_> = left
                     .iter()
                     .map(|instance| {
-                        format!("{} {} with {} jobs", instance.id, instance.phase, instance.assignments.len())
+                        let jobs = counted(instance.assignments.len(), "job");
+                        format!("{} {} with {jobs}", instance.id, instance.phase)
                     })
                     .collect();
-                let line = format!("waiting for {} instances: {}", left.len(), lines.join(", "));
+                let line = format!("waiting for {}: {}", counted(left.len(), "instance"), lines.join(", "));
                 if line != told {
                     notes(&line);
                     told = line;

@@ -327,7 +327,8 @@ pub fn action_line(action: &Action, reason: &super::Reason) -> PlanLine {
     PlanLine { what: what.to_owned(), subject, reason: reason.word().to_owned(), text: format!("{text}: {reason}") }
 }
 
-fn counted(number: usize, what: &str) -> String {
+/// A number of things, such as `1 job` or `3 jobs`.
+pub(crate) fn counted(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 

@@ -68,16 +68,12 @@ impl Task {
                     sleep(DOCKER_PAUSE).await;
                 }
             }
-            if output.is_over() && docker_gone.is_none() {
+            if output.is_over() && docker_gone.is_none() && !self.attacher.saw_end() {
                 gap |= self.attach_again(&mut output).await;
             }
             tokio::select! {
                 () = self.context.engine.wait(&self.name) => waited = true,
-                () = output.ended(), if !output.is_over() => {
-                    // The end of the stream comes a moment before the exit is known; only a container that goes on
-                    // without a reader has lost one.
-                    let _exited = timeout(STREAM_END / 10, self.context.engine.wait(&self.name)).await;
-                }
+                () = output.ended(), if !output.is_over() => {}
                 wished = wished(&mut self.channels.wish, wish) => {
                     wish = wished;
                     kill_at = Some(self.begin_end(wish).await);
