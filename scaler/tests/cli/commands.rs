@@ -112,7 +112,7 @@ fn cancel_does_all_it_can() {
 fn drain_all_now_waits_until_every_machine_is_gone() {
     let fake = Fake::start();
     let mut child = client(&fake, &["drain", "--all", "--now"]).spawn().unwrap();
-    let told = stderr_until(&mut child, "waiting for 1 instances");
+    let told = stderr_until(&mut child, "waiting for 1 instance");
     let request = fake.look(|order| order.drain.clone().unwrap());
     assert!(request.now && request.target == DrainTarget::All);
     assert!(child.try_wait().unwrap().is_none());
