@@ -77,7 +77,7 @@ impl Process {
 pub(super) enum Holder {
     /// Nobody: no agent lives here, or it is a zombie.
     Nobody,
-    /// Somebody who has not written yet who it is.
+    /// Somebody who has not written yet who it is, or a remnant of one who died.
     Unnamed,
     /// This agent.
     Agent(Process),
@@ -115,11 +115,16 @@ pub(super) fn holder(lock: &Path) -> io::Result<Holder> {
     Ok(if start_time(pid) == Some(start) { Holder::Agent(process) } else { Holder::Unnamed })
 }
 
-/// When a process started, clock ticks since boot (field 22 of `/proc/<pid>/stat`).
+/// When a process started, clock ticks since boot (field 22 of `/proc/<pid>/stat`). `None` for a zombie: a lock that
+/// is held in its name is held by a copy of the descriptor, in a child that it was forking when it died.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the program's name in parentheses, which may hold anything.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
 }
 
 /// The agent's binary: as configured, else beside the scaler's own.

@@ -3,7 +3,7 @@
 use std::{io::Write, os::unix::fs::PermissionsExt, process::Stdio};
 
 use pilotlight_wire::{Secret, agent::PowerMode};
-use tokio::task::JoinHandle;
+use tokio::{io::AsyncWriteExt, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -337,6 +337,30 @@ async fn zombies_are_dead() {
     for instance in [instance, other] {
         scaler.provider.destroy(instance).await.unwrap();
     }
+    foreign.wait().unwrap();
+    scaler.stop().await;
+}
+
+#[tokio::test]
+async fn a_lock_that_outlives_its_agent_is_waited_for() {
+    // A child that was being forked when the agent died has a copy of the descriptor for a moment; here, for long.
+    let host = Host::new(r#"timeout 20 cat "$out/pipe" & while :; do sleep 0.2 9>&-; done"#);
+    assert!(std::process::Command::new("mkfifo").arg(host.path("pipe")).status().unwrap().success());
+    let provider = host.provider();
+    let instance = host.create(&provider).await;
+    let mut foreign = host.foreign_agent(instance);
+    let pid = host.start(1).await;
+    // Opens once the child has it open too.
+    let mut copy = tokio::fs::OpenOptions::new().write(true).open(host.path("pipe")).await.unwrap();
+    kill(pid.cast_signed());
+    eventually("it is a zombie", || !runs(pid)).await;
+    let scaler = host.scaler();
+    let text = Report(&scaler.provider.destroy(instance).await.unwrap_err()).to_string();
+    assert!(text.contains("does not name"), "{text}");
+    copy.shutdown().await.unwrap();
+    drop(copy);
+    scaler.provider.destroy(instance).await.unwrap();
+    assert_eq!(scaler.provider.list().await.unwrap(), []);
     foreign.wait().unwrap();
     scaler.stop().await;
 }
