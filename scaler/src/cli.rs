@@ -207,7 +207,7 @@ pub struct CancelArgs {
 
 /// Arguments of `drain`.
 #[derive(Args, Debug)]
-#[command(group = clap::ArgGroup::new("target").required(true).args(["instance", "pool", "all"]))]
+#[command(group = clap::ArgGroup::new("target").required(true).args(["instance", "pool", "all", "resume"]))]
 pub struct DrainArgs {
     #[command(flatten)]
     access: AccessArgs,
@@ -227,7 +227,7 @@ pub struct DrainArgs {
     #[arg(long)]
     wait: bool,
     /// Undo --all: launch again
-    #[arg(long, requires = "all", conflicts_with_all = ["now", "wait"])]
+    #[arg(long, conflicts_with_all = ["now", "wait"])]
     resume: bool,
     #[command(flatten)]
     output: Output,

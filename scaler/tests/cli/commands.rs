@@ -21,7 +21,6 @@ fn wrong_usage_is_64_and_help_is_0() {
         &["cancel"],
         &["drain"],
         &["drain", "--all", "--pool", "p"],
-        &["drain", "--resume"],
         &["status", "--url", "ftp://x"],
     ] {
         let output = pilotlight(args).output().unwrap();
@@ -119,7 +118,7 @@ fn drain_all_now_waits_until_every_machine_is_gone() {
     fake.order(|order| order.machine_gone = true);
     assert_eq!(child.wait().unwrap().code(), Some(0), "{}", told.join().unwrap());
 
-    let resumed = client(&fake, &["drain", "--all", "--resume"]).output().unwrap();
+    let resumed = client(&fake, &["drain", "--resume"]).output().unwrap();
     assert_eq!(code(&resumed), 0);
     assert!(fake.look(|order| order.resumed));
 }
