@@ -111,11 +111,11 @@ async fn run_agent(dir: &Path) -> Result<(), RunError> {
     let shutdown = signals::shutdown_token().map_err(RunError::Runtime)?;
     let open = async |bootstrap: &Bootstrap, kept: BTreeSet<AssignmentId>| {
         let workshop = Workshop::open(dir, bootstrap, &kept).await;
-        let (version, warm, last) = (workshop.docker(), workshop.clone(), workshop.clone());
+        let (version, ready, last) = (workshop.docker(), workshop.clone(), workshop.clone());
         Containers {
             version,
             runner: move |job, channels| workshop.clone().run(job, channels),
-            warm_up: async move || warm.warm_up().await,
+            keep_ready: async move || ready.keep_ready().await,
             teardown: async move || last.close().await,
         }
     };

@@ -42,7 +42,7 @@ pub enum Progress {
     },
 }
 
-/// How a job's task ends. The container, its network and its cgroup are gone by then, and the spool is complete.
+/// How a job's task ends. The container and its cgroup are gone by then, and the spool is complete.
 ///
 /// It is written durably (`outcome.json`) before the container is removed: what has ended stays ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

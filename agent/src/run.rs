@@ -66,8 +66,8 @@ pub struct Containers<R, W, T> {
     pub version: Option<String>,
     /// Runs one job; idempotent by assignment.
     pub runner: R,
-    /// Makes ready what the first job would wait for, while the agent enrols.
-    pub warm_up: W,
+    /// Keeps ready what the next job would wait for; polled beside the loop and dropped with it.
+    pub keep_ready: W,
     /// Removes everything of the instance that is left.
     pub teardown: T,
 }
@@ -101,11 +101,18 @@ where
         info!(reason, "this agent has left for good");
     } else {
         let found = assignment::load(path).map_err(RunError::Assignments)?;
-        let Containers { version, runner, warm_up, teardown } =
+        let Containers { version, runner, keep_ready, teardown } =
             open(&bootstrap, found.iter().map(|found| found.id).collect()).await;
         let setup = prepare(&dir, &bootstrap, found, version)?;
-        let (exit, ()) = tokio::join!(dispatch::run(setup, runner, shutdown), warm_up());
-        let Exit::Left(leave) = exit? else {
+        let beside = async {
+            keep_ready().await;
+            std::future::pending::<()>().await;
+        };
+        let exit = tokio::select! {
+            exit = dispatch::run(setup, runner, shutdown) => exit?,
+            () = beside => return Ok(()),
+        };
+        let Exit::Left(leave) = exit else {
             info!("stopped; jobs go on");
             return Ok(());
         };
@@ -194,7 +201,7 @@ mod tests {
                 torn.set(torn.get() + 1);
                 result
             };
-            Containers { version: None, runner, warm_up: async || {}, teardown }
+            Containers { version: None, runner, keep_ready: async || {}, teardown }
         };
         run(dir.path(), SWITCH, stop.clone(), open).await.unwrap();
         opened.get()

@@ -20,9 +20,8 @@ use crate::{
     machine::{Event, LogEnd},
 };
 
-/// How soon the spool is looked at again after it had something.
+/// How soon the spool is looked at again: after a tenth of the time for which it has been quiet, within these bounds.
 const ACTIVE: Duration = Duration::from_millis(20);
-/// How soon when it has been quiet for a while.
 const QUIET: Duration = Duration::from_millis(250);
 
 /// One assignment's log on its way. At most one chunk is in memory.
@@ -41,7 +40,7 @@ impl Upload {
     /// # Errors
     /// When the spool cannot be read; the agent must not go on then.
     pub(crate) async fn run(mut self, session: Session, events: mpsc::Sender<Event>) -> io::Result<()> {
-        let (mut size, mut pause, mut backoff) = (0, ACTIVE, link::backoff());
+        let (mut size, mut quiet, mut backoff) = (0, Duration::ZERO, link::backoff());
         loop {
             let end = *self.end.borrow_and_update();
             let wanted = match end {
@@ -59,10 +58,11 @@ impl Upload {
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
                 }
                 LogEnd::Open | LogEnd::At(_) if nothing => {
+                    let pause = (quiet / 10).clamp(ACTIVE, QUIET);
                     // Woken by the end of the log, once that is known, and by the end of the assignment.
                     tokio::select! {
                         changed = self.end.changed() => if changed.is_err() { return Ok(()) },
-                        () = sleep(pause), if end == LogEnd::Open => pause = (pause * 2).min(QUIET),
+                        () = sleep(pause), if end == LogEnd::Open => quiet += pause,
                     }
                     continue;
                 }
@@ -78,7 +78,7 @@ impl Upload {
                         sleep(backoff.next().unwrap_or(link::MAX_BACKOFF)).await;
                         continue;
                     }
-                    (size, pause, backoff) = (now, ACTIVE, link::backoff());
+                    (size, quiet, backoff) = (now, Duration::ZERO, link::backoff());
                     if let LogEnd::Confirm(bytes) = end
                         && now >= bytes
                     {

@@ -37,7 +37,7 @@ pub(crate) struct Workshop {
 }
 
 impl Workshop {
-    /// Connects to Docker, removes what belongs to none of the kept assignments, and makes the first job's network.
+    /// Connects to Docker, and removes what belongs to none of the kept assignments.
     pub(crate) async fn open(dir: &Path, bootstrap: &Bootstrap, kept: &BTreeSet<AssignmentId>) -> Self {
         let tries = if kept.is_empty() { DOCKER_TRIES } else { DOCKER_TRIES_WITH_JOBS };
         let instance = bootstrap.instance;
@@ -73,10 +73,10 @@ impl Workshop {
         self.context.as_ref().map(|context| context.engine.facts().version.clone())
     }
 
-    /// Makes the first job's network ahead of need.
-    pub(crate) async fn warm_up(&self) {
+    /// Keeps a network ready for the next job, for as long as it is polled.
+    pub(crate) async fn keep_ready(&self) {
         if let Some(context) = &self.context {
-            context.networks.refill().await;
+            context.networks.keep().await;
         }
     }
 

@@ -1,11 +1,14 @@
 //! One network per job. The next one is made ahead of need: making it takes longer than starting a container.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError},
+};
 
 use bollard::models::NetworkCreateRequest;
 use pilotlight_runtime::Report;
 use pilotlight_wire::InstanceId;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use uuid::Uuid;
 
 use super::{Engine, EngineError, INSTANCE_LABEL, status};
@@ -16,13 +19,15 @@ pub struct Networks {
     engine: Engine,
     instance: InstanceId,
     spare: Arc<Mutex<Option<String>>>,
+    retired: Arc<std::sync::Mutex<Vec<String>>>,
+    work: Arc<Notify>,
 }
 
 impl Networks {
-    /// No spare one yet; [`Networks::refill`] makes it.
+    /// No spare one yet; [`Networks::keep`] makes it.
     #[must_use]
     pub fn new(engine: Engine, instance: InstanceId) -> Self {
-        Self { engine, instance, spare: Arc::default() }
+        Self { engine, instance, spare: Arc::default(), retired: Arc::default(), work: Arc::default() }
     }
 
     /// A network for one job: the spare one, or a new one.
@@ -36,26 +41,46 @@ impl Networks {
         }
     }
 
-    /// Makes the spare one unless it is there. A failure is left to the job that needs one.
-    pub async fn refill(&self) {
-        let mut spare = self.spare.lock().await;
-        if spare.is_none() {
-            match self.create().await {
-                Ok(name) => *spare = Some(name),
-                Err(error) => tracing::warn!(error = %Report(&error), "no network made ahead of need"),
+    /// Asks for a spare one, now that nobody waits for Docker.
+    pub fn want_spare(&self) {
+        self.work.notify_one();
+    }
+
+    /// Hands over the network of a job that is over. Nobody waits for its removal: it takes longer than all else that
+    /// follows a job, and holds no GPU.
+    pub fn retire(&self, name: String) {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+        self.work.notify_one();
+    }
+
+    /// Removes retired networks and keeps a spare one. Never returns; what it does not get to is the reaper's.
+    pub async fn keep(&self) {
+        loop {
+            let retired = std::mem::take(&mut *self.retired.lock().unwrap_or_else(PoisonError::into_inner));
+            for name in retired {
+                self.remove(&name).await;
             }
+            let mut spare = self.spare.lock().await;
+            if spare.is_none() {
+                match self.create().await {
+                    Ok(name) => *spare = Some(name),
+                    // Left to the job that needs one.
+                    Err(error) => tracing::warn!(error = %Report(&error), "no network made ahead of need"),
+                }
+            }
+            drop(spare);
+            self.work.notified().await;
         }
     }
 
-    /// Removes a job's network; one that is absent is fine.
-    ///
-    /// # Errors
-    /// When Docker cannot.
-    pub async fn remove(&self, name: &str) -> Result<(), EngineError> {
+    async fn remove(&self, name: &str) {
         match self.engine.docker.remove_network(name).await {
-            Ok(()) => Ok(()),
-            Err(error) if status(&error) == Some(404) => Ok(()),
-            Err(source) => Err(EngineError { doing: format!("remove network {name}"), source }),
+            Ok(()) => {}
+            Err(error) if status(&error) == Some(404) => {}
+            Err(source) => {
+                let error = EngineError { doing: format!("remove network {name}"), source };
+                tracing::warn!(error = %Report(&error), "left to the reaper");
+            }
         }
     }
 

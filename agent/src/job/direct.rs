@@ -177,7 +177,7 @@ impl Task {
         };
         let created = self.context.engine.create(&order).await;
         if let Err(error) = created {
-            self.remove_network(&network).await;
+            self.context.networks.retire(network);
             return Err(match error.status() {
                 Some(409) => Early::Again,
                 Some(400) => Early::Finished(Verdict::Failure, Some(error.message())),
@@ -195,8 +195,7 @@ impl Task {
         self.context.engine.start(&self.name).await.map_err(|error| start_failed(&error, &image))?;
         let started_at = self.context.clock.now();
         self.tell(Progress::Started { image_ready_at, started_at, image_id: image.id }).await;
-        // The next job's network, while this one runs.
-        self.context.networks.refill().await;
+        self.context.networks.want_spare();
         Ok(self.watch(output, false).await)
     }
 

@@ -79,19 +79,13 @@ impl Task {
                 tracing::warn!(error = %Report(&error), "left to the reaper");
             }
             for network in networks {
-                self.remove_network(&network).await;
+                self.context.networks.retire(network);
             }
             self.cgroup.kill().await;
             self.cgroup.remove();
         };
         if timeout(CLEAN_UP, work).await.is_err() {
             tracing::warn!(container = self.name, "not cleaned up in time; left to the reaper");
-        }
-    }
-
-    pub(super) async fn remove_network(&self, name: &str) {
-        if let Err(error) = self.context.networks.remove(name).await {
-            tracing::warn!(error = %Report(&error), "left to the reaper");
         }
     }
 }
