@@ -125,9 +125,10 @@ async fn run_agent(dir: &Path) -> Result<(), RunError> {
 async fn clean(dir: &Path) -> Result<(), RunError> {
     let bootstrap = bootstrap::read_bootstrap(dir)?;
     // Held to the end, so that no agent starts meanwhile.
-    let _held = AgentDir::take(dir)?;
+    let held = AgentDir::take(dir)?;
+    let left = held.done()?.is_some();
     let engine = workshop::connect(1).await?;
-    Ok(container::teardown(&engine, dir, bootstrap.instance).await?)
+    Ok(container::teardown(&engine, dir, bootstrap.instance, left).await?)
 }
 
 /// One thread is enough for what the agent does, and keeps it small; file work has threads of its own.

@@ -98,7 +98,7 @@ impl Workshop {
     /// Removes everything of the instance that is left; its jobs are over.
     pub(crate) async fn close(self) -> Result<(), TeardownError> {
         match self.context {
-            Some(context) => container::reap(&context.engine, self.instance, &BTreeSet::new()).await,
+            Some(context) => container::reap(&context.engine, self.instance, &BTreeSet::new()).await.map(drop),
             None => Ok(()),
         }
     }

@@ -22,10 +22,16 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
+/// One instance a test: each runs in a process or a thread of its own.
+fn instance() -> String {
+    let thread = format!("{:?}", std::thread::current().id());
+    let number: String = thread.chars().filter(char::is_ascii_digit).collect();
+    format!("018f0000-0000-7000-8000-{:012}", u64::from(std::process::id()) * 1000 + number.parse::<u64>().unwrap())
+}
+
 fn bootstrap(dir: &Path, url: &str) {
-    let text = format!(
-        r#"{{"scaler_url":"{url}","instance":"018f0000-0000-7000-8000-000000000009","secret":"s","power":"exit"}}"#
-    );
+    let instance = instance();
+    let text = format!(r#"{{"scaler_url":"{url}","instance":"{instance}","secret":"s","power":"exit"}}"#);
     fs::write(dir.join("bootstrap.json"), text).unwrap();
 }
 
@@ -39,6 +45,15 @@ fn calling(dir: &Path) -> (TcpListener, std::net::TcpStream, Child) {
     BufReader::new(&call).read_line(&mut line).unwrap();
     assert_eq!(line, "POST /agent/v1/enrol HTTP/1.1\r\n");
     (listener, call, child)
+}
+
+/// Ends what a dead agent has in Docker, as the local provider does, and checks that it is gone.
+fn clean(dir: &Path) {
+    let output = agent(&["clean", "--dir", dir.to_str().unwrap()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let filter = format!("label=pilotlight.instance={}", instance());
+    let list = Command::new("docker").args(["network", "ls", "-q", "--filter", &filter]).output().unwrap();
+    assert_eq!((list.status.code(), list.stdout), (Some(0), Vec::new()));
 }
 
 #[test]
@@ -73,6 +88,7 @@ fn a_second_agent_says_who_has_the_directory() {
     next.kill().unwrap();
     next.wait().unwrap();
     assert_eq!(fs::read_to_string(dir.path().join("run")).unwrap(), "2");
+    clean(dir.path());
 }
 
 #[test]
@@ -83,4 +99,5 @@ fn sigterm_stops_the_agent_and_leaves_no_mark() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
     assert!(!dir.path().join("done").exists());
+    clean(dir.path());
 }

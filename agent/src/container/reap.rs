@@ -19,6 +19,10 @@ use crate::job::AssignmentDir;
 /// How long a killed attach process may take to go.
 const ATTACH_END: Duration = Duration::from_secs(5);
 
+/// After a killed agent: how long until the next look, and how many there are while something appears.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const LOOKS: u32 = 10;
+
 /// Why an instance's things could not all be removed. It can be called again.
 #[derive(Debug, thiserror::Error)]
 pub enum TeardownError {
@@ -44,13 +48,17 @@ pub enum TeardownError {
     },
 }
 
-/// Removes the containers, networks, volumes and cgroups of this instance that belong to no kept assignment. Other
-/// instances' things are not its business.
+/// Removes the containers, networks, volumes and cgroups of this instance that belong to no kept assignment, and says
+/// how many there were. Other instances' things are not its business.
 ///
 /// # Errors
 /// When Docker does not answer, or something cannot be removed; the rest is removed all the same.
-pub async fn reap(engine: &Engine, instance: InstanceId, keep: &BTreeSet<AssignmentId>) -> Result<(), TeardownError> {
-    let mut left = Vec::new();
+pub async fn reap(
+    engine: &Engine,
+    instance: InstanceId,
+    keep: &BTreeSet<AssignmentId>,
+) -> Result<usize, TeardownError> {
+    let (mut found, mut left) = (0, Vec::new());
     let kept = |labels: Option<&HashMap<String, String>>| {
         let id = labels.and_then(|labels| labels.get(ASSIGNMENT_LABEL)?.parse().ok());
         id.is_some_and(|id: AssignmentId| keep.contains(&id))
@@ -63,16 +71,16 @@ pub async fn reap(engine: &Engine, instance: InstanceId, keep: &BTreeSet<Assignm
 
     let options = ListContainersOptions { all: true, filters: filters(), ..ListContainersOptions::default() };
     for container in engine.docker.list_containers(Some(options)).await.map_err(doing("containers"))? {
-        let Some(id) = container.id else { continue };
-        if !kept(container.labels.as_ref())
-            && let Err(error) = engine.remove(&id).await
-        {
+        let Some(id) = container.id.filter(|_| !kept(container.labels.as_ref())) else { continue };
+        found += 1;
+        if let Err(error) = engine.remove(&id).await {
             left.push((format!("container {id}"), error.message()));
         }
     }
     let options = ListNetworksOptions { filters: filters() };
     for network in engine.docker.list_networks(Some(options)).await.map_err(doing("networks"))? {
         let Some(name) = network.name else { continue };
+        found += 1;
         if let Err(error) = engine.docker.remove_network(&name).await {
             // 403: a kept job's container is in it.
             let in_use = status(&error) == Some(403) && !keep.is_empty();
@@ -87,6 +95,7 @@ pub async fn reap(engine: &Engine, instance: InstanceId, keep: &BTreeSet<Assignm
         if kept(Some(&volume.labels)) {
             continue;
         }
+        found += 1;
         let force = RemoveVolumeOptions { force: true };
         if let Err(error) = engine.docker.remove_volume(&volume.name, Some(force)).await
             && status(&error) != Some(404)
@@ -96,22 +105,36 @@ pub async fn reap(engine: &Engine, instance: InstanceId, keep: &BTreeSet<Assignm
     }
     cgroup::remove_all_but(engine.facts(), instance, &|id| keep.contains(&id));
     match left.into_iter().next() {
-        None => Ok(()),
+        None => Ok(found),
         Some((what, why)) => Err(TeardownError::Left { what, why }),
     }
 }
 
 /// Ends everything that an instance has on this box; its agent must be dead. The local provider runs this as
-/// `pilotlight-agent clean`.
+/// `pilotlight-agent clean`. `left` says that the agent left by itself and had nothing under way with Docker; one that
+/// was killed may have asked for something that appears only after it was looked for.
 ///
 /// # Errors
 /// When something may be left: call it again.
-pub async fn teardown(engine: &Engine, agent_dir: &Path, instance: InstanceId) -> Result<(), TeardownError> {
+pub async fn teardown(
+    engine: &Engine,
+    agent_dir: &Path,
+    instance: InstanceId,
+    left: bool,
+) -> Result<(), TeardownError> {
     let assignments = assignments(agent_dir)?;
     for id in &assignments {
         engine.cgroup(instance, *id).kill().await;
     }
     reap(engine, instance, &BTreeSet::new()).await?;
+    if !left {
+        for _ in 0..LOOKS {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            if reap(engine, instance, &BTreeSet::new()).await? == 0 {
+                break;
+            }
+        }
+    }
     for id in &assignments {
         // With its container gone an attach process ends by itself; one that hangs is helped.
         end_attach(&AssignmentDir::new(agent_dir, *id)).await;
