@@ -329,3 +329,57 @@ impl Instance {
         self.enrolment.as_ref().map(|enrolment| enrolment.at)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole table: what does not apply leaves the phase as it is.
+    #[test]
+    fn transitions() {
+        let now = Timestamp::from_second(1_767_225_600).unwrap();
+        let phases = [
+            Phase::Requested { create: Call::Sent { failures: 0 } },
+            Phase::Booting,
+            Phase::Ready { idle_since: now },
+            Phase::Draining { cause: Cause::Drained },
+            Phase::Terminating { cause: Cause::Idle, destroy: Call::due(now), absent: 0 },
+            Phase::Gone { cause: Cause::Idle },
+        ];
+        let steps = [
+            Step::Created,
+            Step::Enrolled,
+            Step::Drain(Cause::Lifetime),
+            Step::Terminate(Cause::Lost),
+            Step::ProvedGone,
+        ];
+        let mut table = String::new();
+        for phase in &phases {
+            let row: Vec<&str> = steps.iter().map(|step| phase.transition(step, now).word()).collect();
+            table += &format!("{:<11} -> {}\n", phase.word(), row.join(" "));
+        }
+        insta::assert_snapshot!(table, @r"
+        requested   -> booting ready requested terminating requested
+        booting     -> booting ready booting terminating booting
+        ready       -> ready ready draining terminating ready
+        draining    -> draining draining draining terminating draining
+        terminating -> terminating terminating terminating terminating gone
+        gone        -> gone gone gone terminating gone
+        ");
+        let kept = phases[4].transition(&Step::Terminate(Cause::Lost), now);
+        assert_eq!(kept, phases[4], "the first cause stays");
+    }
+
+    #[test]
+    fn a_failing_call_is_made_again_ever_more_slowly_up_to_a_minute() {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut call = Call::Sent { failures: 0 };
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            call = call.failed(now);
+            let Call::Due { at, .. } = call else { panic!("{call:?}") };
+            waits.push(at.as_second());
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+}

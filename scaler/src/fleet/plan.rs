@@ -398,6 +398,7 @@ impl World {
                     && let JobState::Finished(ended) = &mut job.state
                 {
                     ended.log = Log::Closing { incomplete: *incomplete };
+                    ended.log_gap |= *incomplete;
                 }
             }
             Action::Forget(id) => {

@@ -7,10 +7,8 @@ use pilotlight_wire::api::{
 };
 
 use super::{
-    Action, Health, Instance, Job, Phase, Plan, Pool, ProviderConfig, World,
-    demand::{JobState, Log},
-    instance::AssignmentState,
-    plan,
+    Action, Health, Instance, Job, Phase, Plan, Pool, ProviderConfig, World, demand::JobState,
+    instance::AssignmentState, plan,
 };
 
 /// A provider that cannot be read for this long is worth a look.
@@ -47,9 +45,7 @@ pub fn job(job: &Job, running: bool) -> JobView {
         detail: None,
         usage: ended.and_then(|ended| ended.usage.clone()),
         cost: ended.and_then(|ended| ended.cost),
-        log_gap: ended.is_some_and(|ended| {
-            ended.log_gap || matches!(ended.log, Log::Over { incomplete: true } | Log::Closing { incomplete: true })
-        }),
+        log_gap: ended.is_some_and(|ended| ended.log_gap),
     }
 }
 

@@ -130,3 +130,72 @@ fn environment_user_directory_and_entrypoint_arrive_as_given() {
     );
     site.finish().unwrap();
 }
+
+#[test]
+fn out_of_memory_is_told_apart() {
+    // Two hundred jobs at once: each has a two hundredth of the memory.
+    let site = Site::new(&ONE_POOL.replace("cpu_jobs = 2", "cpu_jobs = 200")).unwrap();
+    let script = "head -c 600M /dev/zero | tail -c 600M | wc -c; exit ${PIPESTATUS[1]}";
+    let output = site.submit(&["--", "bash", "-c", script]).unwrap();
+    assert_eq!(code(&output), 137, "{}", err(&output));
+    assert!(err(&output).contains("out of memory: the job's limit is"), "{}", err(&output));
+    let jobs = site.json(&["jobs", "--all"]).unwrap();
+    assert_eq!((&jobs[0]["verdict"], &jobs[0]["usage"]["out_of_memory"]), (&"failure".into(), &true.into()));
+    site.finish().unwrap();
+}
+
+/// A registry that answers every request for an image with one status, or never.
+fn registry(status: Option<u16>) -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 4096];
+            let read = std::io::Read::read(&mut stream, &mut request).unwrap_or(0);
+            let is_ping = String::from_utf8_lossy(&request[..read]).starts_with("GET /v2/ ");
+            if let Some(status) = status {
+                let (status, word) = match status {
+                    _ if is_ping => (200, ""),
+                    401 => (401, "UNAUTHORIZED"),
+                    404 => (404, "MANIFEST_UNKNOWN"),
+                    other => (other, "UNAVAILABLE"),
+                };
+                let body = format!(r#"{{"errors":[{{"code":"{word}","message":"no"}}]}}"#);
+                let head = "Content-Type: application/json\r\nConnection: close";
+                let answer = format!("HTTP/1.1 {status} X\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+                let _client_left = std::io::Write::write_all(&mut stream, answer.as_bytes());
+            } else {
+                kept.push(stream);
+            }
+        }
+    });
+    port
+}
+
+#[test]
+fn an_image_that_cannot_be_had_says_whose_fault_it_is() {
+    let site = Site::new(ONE_POOL).unwrap();
+    let submit = |port: u16| {
+        let image = format!("localhost:{port}/no/such:1");
+        site.call(&["submit", "--label", "cpu", "--image", &image, "--", "true"]).unwrap()
+    };
+    for (status, want) in [(404, 65), (401, 65), (503, 75)] {
+        let output = submit(registry(Some(status)));
+        assert_eq!(code(&output), want, "{status}: {}", err(&output));
+        assert!(err(&output).contains("cannot pull image localhost:"), "{}", err(&output));
+    }
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    assert_eq!(code(&submit(closed)), 75);
+
+    let image = format!("localhost:{}/no/such:1", registry(None));
+    let mut job = site.client(&["submit", "--label", "cpu", "--image", &image, "--", "true"]).spawn().unwrap();
+    wait("it is being pulled", || {
+        Ok(site.json(&["jobs"])?[0]["detail"].as_str().is_some_and(|detail| detail.contains("pulling")))
+    })
+    .unwrap();
+    let id = site.json(&["jobs"]).unwrap()[0]["id"].as_str().unwrap().to_owned();
+    site.call(&["cancel", &id]).unwrap();
+    assert_eq!(job.wait().unwrap().code(), Some(130), "a pull that hangs does not hold a cancel");
+    site.finish().unwrap();
+}

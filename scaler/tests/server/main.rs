@@ -1,0 +1,7 @@
+//! The scaler whole, in this process, with an agent played by the test: the rules of the link, one by one.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod link;
+mod queue;
+mod rig;
