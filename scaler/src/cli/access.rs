@@ -7,8 +7,8 @@ use std::{
 };
 
 use clap::Args;
+use pilotlight_wire::Secret;
 use reqwest::Url;
-use secrecy::SecretString;
 
 use super::exit::{CONFIG, Failure, NO_PERMISSION, USAGE};
 use crate::config::{self, DEFAULT_LISTEN, DEFAULT_STATE_DIR, Hints};
@@ -41,7 +41,7 @@ pub(crate) struct Access {
     pub(crate) url: String,
     /// Whether it is this very box.
     pub(crate) loopback: bool,
-    pub(crate) token: Option<SecretString>,
+    pub(crate) token: Option<Secret>,
     /// Where the token comes from, or why there is none; for people.
     pub(crate) token_from: String,
 }
@@ -85,7 +85,7 @@ impl AccessArgs {
         hints: &Hints,
         loopback: bool,
         variable: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<(Option<SecretString>, String), Failure> {
+    ) -> Result<(Option<Secret>, String), Failure> {
         if let Some(path) = &self.token_file {
             let text = read(path)?.ok_or_else(|| missing(path))?;
             return Ok((Some(text), path.display().to_string()));
@@ -116,7 +116,7 @@ fn missing(path: &Path) -> Failure {
 }
 
 /// Reads a token; `None` when the file is not there.
-fn read(path: &Path) -> Result<Option<SecretString>, Failure> {
+fn read(path: &Path) -> Result<Option<Secret>, Failure> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(token(&text, &path.display().to_string())?)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -128,23 +128,22 @@ fn read(path: &Path) -> Result<Option<SecretString>, Failure> {
     }
 }
 
-fn token(text: &str, from: &str) -> Result<SecretString, Failure> {
+fn token(text: &str, from: &str) -> Result<Secret, Failure> {
     let text = text.trim();
     if text.is_empty() || !text.chars().all(|c| c.is_ascii_graphic()) {
         return Err(Failure::new(NO_PERMISSION, format!("{from} holds no token: it must be one line of ASCII")));
     }
-    Ok(SecretString::from(text))
+    Ok(Secret::new(text))
 }
 
 #[cfg(test)]
 mod tests {
-    use secrecy::ExposeSecret;
 
     use super::*;
 
     fn found(args: &AccessArgs, variable: Option<&str>) -> (Option<String>, String) {
         let access = args.resolve(|_| variable.map(OsString::from)).unwrap();
-        (access.token.map(|token| token.expose_secret().to_owned()), access.token_from)
+        (access.token.map(|token| token.expose().to_owned()), access.token_from)
     }
 
     #[test]

@@ -9,7 +9,6 @@ use pilotlight_wire::{
     api::{FOLLOW_HOLD_SECONDS, LOG_SIZE_HEADER, LOG_STATE_HEADER},
 };
 use reqwest::{Method, StatusCode, redirect};
-use secrecy::ExposeSecret;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::timeout;
 
@@ -154,7 +153,7 @@ impl Client {
     fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         let request = self.http.request(method, format!("{}/api/v1/{path}", self.access.url));
         match &self.access.token {
-            Some(token) => request.bearer_auth(token.expose_secret()),
+            Some(token) => request.bearer_auth(token.expose()),
             None => request,
         }
     }
