@@ -19,8 +19,8 @@ use crate::{
     provider::{CreateError, local::LocalProvider},
 };
 
-/// How often the provider's list is read when nothing is to be proved.
-const LIST_EVERY: Duration = Duration::from_secs(10);
+/// How often the provider's list is read when nothing is to be proved. The local one is a directory; a cloud's costs more.
+const LIST_EVERY: Duration = Duration::from_secs(2);
 
 /// How often it is read while a machine is to be proved gone.
 const LIST_SOON: Duration = Duration::from_millis(200);

@@ -251,11 +251,11 @@ fn read_bootstrap(dir: &Path) -> Option<Bootstrap> {
 }
 
 pub(crate) async fn until(what: &str, mut look: impl AsyncFnMut() -> bool) {
-    for _ in 0..400 {
+    for _ in 0..1600 {
         if look().await {
             return;
         }
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
-    panic!("not within ten seconds: {what}");
+    panic!("not within forty seconds: {what}");
 }
