@@ -71,3 +71,6 @@ for program_file in pilotlight pilotlight-agent; do
 done
 docker image rm "$IMAGE" >/dev/null
 [ "$log_received" = "$LOG_BYTES" ] || fail "the log has $log_received bytes instead of $LOG_BYTES"
+
+head_line "Planning"
+await cargo bench --quiet --locked -p pilotlight-scaler --bench fleet

@@ -3,7 +3,10 @@
 //! Jobs go by priority, then age. A large job must not starve behind small ones: one that has waited longer than
 //! [`STARVING`] and fits nowhere has the free GPUs of one machine kept for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet, HashSet},
+};
 
 use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{GpuId, InstanceId, JobId, PlacementName, PoolName};
@@ -43,46 +46,125 @@ pub(super) struct NewMachine {
 }
 
 /// A machine as packing sees it.
+#[derive(Clone, Copy, Debug)]
 struct Bin {
     id: InstanceId,
-    /// 0 ready, 1 booting, 2 to be launched: the order in which they are filled.
-    rank: u8,
+    standing: Standing,
     gpus: u32,
     free: u32,
     free_cpu_jobs: u32,
-    free_ids: Vec<GpuId>,
+    /// GPUs that this plan has given away.
+    given: usize,
     single_use: bool,
     /// Its free GPUs are kept for a large job.
     kept: bool,
 }
 
-impl Bin {
-    /// Ready machines by best fit: the fewest free GPUs that are enough, so that whole machines stay whole. The others
-    /// in the order in which they were launched (the order of `bins`), ready or not: best fit over machines that are
-    /// launched in the same plan would pack differently once they are recorded, and so plan again.
-    fn preference(&self) -> (u8, u32, u32) {
-        match self.rank {
-            0 => (0, self.free, self.free_cpu_jobs),
-            _ => (1, 0, 0),
-        }
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Ready,
+    Booting,
+    /// To be launched by this plan.
+    New,
+}
 
-    fn fits(&self, gpus: u32) -> bool {
-        let room = if gpus == 0 { self.free_cpu_jobs > 0 } else { self.free >= gpus };
-        room && !(self.kept && gpus > 0)
-    }
+/// The machines of a pool, found by what they have free.
+///
+/// Ready ones by best fit: the fewest free GPUs that are enough, so that whole machines stay whole. The others in the
+/// order of their launch: best fit over machines that are launched in the same plan would pack differently once they
+/// are recorded, and so plan again.
+#[derive(Default)]
+struct Bins {
+    all: Vec<Bin>,
+    /// Ready machines with free GPUs that are not kept: (free, index).
+    ready: BTreeSet<(u32, usize)>,
+    /// Ready machines with room for a job without GPUs: (room, index).
+    ready_cpu: BTreeSet<(u32, usize)>,
+    /// Machines that are not ready, in order.
+    later: Vec<usize>,
+    /// No machine that is not ready has so many GPUs free (`None` for a job without GPUs: room for one). It only gets
+    /// worse until one is launched.
+    full: [Option<u32>; 2],
+    /// The most GPUs that are free on one machine and kept.
+    kept: u32,
+}
 
-    fn take(&mut self, gpus: u32) -> Vec<GpuId> {
-        if self.single_use {
-            self.free_cpu_jobs = 0;
-            self.free = 0;
-        } else if gpus == 0 {
-            self.free_cpu_jobs -= 1;
+impl Bins {
+    fn push(&mut self, bin: Bin) -> usize {
+        let index = self.all.len();
+        self.all.push(bin);
+        if bin.standing == Standing::Ready {
+            self.index(index);
         } else {
-            self.free -= gpus;
+            self.later.push(index);
+            self.full = [None; 2];
         }
-        let count = usize::try_from(gpus).unwrap_or(usize::MAX).min(self.free_ids.len());
-        self.free_ids.drain(..count).collect()
+        index
+    }
+
+    /// Enters a ready machine under what it has free.
+    fn index(&mut self, index: usize) {
+        let bin = self.all[index];
+        if bin.free > 0 && !bin.kept {
+            self.ready.insert((bin.free, index));
+        }
+        if bin.free_cpu_jobs > 0 {
+            self.ready_cpu.insert((bin.free_cpu_jobs, index));
+        }
+    }
+
+    /// The machine for a job with so many GPUs.
+    fn find(&mut self, gpus: u32) -> Option<usize> {
+        let ready = if gpus == 0 { self.ready_cpu.first() } else { self.ready.range((gpus, 0)..).next() };
+        if let Some((_, index)) = ready {
+            return Some(*index);
+        }
+        let full = &mut self.full[usize::from(gpus == 0)];
+        if full.is_some_and(|full| gpus >= full) {
+            return None;
+        }
+        let all = &self.all;
+        let found = self.later.iter().copied().find(|index| {
+            let bin = all[*index];
+            if gpus == 0 { bin.free_cpu_jobs > 0 } else { bin.free >= gpus && !bin.kept }
+        });
+        if found.is_none() {
+            *full = Some(gpus);
+        }
+        found
+    }
+
+    /// Takes room on a machine; returns how many of its GPUs were given before.
+    fn take(&mut self, index: usize, gpus: u32) -> usize {
+        let before = self.all[index];
+        let bin = &mut self.all[index];
+        if bin.single_use {
+            (bin.free, bin.free_cpu_jobs) = (0, 0);
+        } else if gpus == 0 {
+            bin.free_cpu_jobs -= 1;
+        } else {
+            bin.free -= gpus;
+        }
+        bin.given += usize::try_from(gpus).unwrap_or(usize::MAX);
+        if before.standing == Standing::Ready {
+            self.ready.remove(&(before.free, index));
+            self.ready_cpu.remove(&(before.free_cpu_jobs, index));
+            self.index(index);
+        }
+        before.given
+    }
+
+    /// Keeps the free GPUs of the machine that lacks the fewest for a starving job.
+    fn keep_for(&mut self, gpus: u32) -> Option<InstanceId> {
+        let fits = |bin: &Bin| bin.gpus >= gpus && !bin.kept && !bin.single_use;
+        let ready = self.ready.iter().rev().map(|(_, index)| *index).find(|index| fits(&self.all[*index]));
+        let later = self.later.iter().copied().filter(|index| fits(&self.all[*index]));
+        let index = ready.into_iter().chain(later).min_by_key(|index| u32::MAX - self.all[*index].free)?;
+        let bin = &mut self.all[index];
+        bin.kept = true;
+        self.kept = self.kept.max(bin.free);
+        self.ready.remove(&(bin.free, index));
+        Some(bin.id)
     }
 }
 
@@ -92,7 +174,10 @@ struct Room<'a> {
     leaving: &'a Leaving,
     per_pool: BTreeMap<&'a PoolName, u32>,
     per_placement: BTreeMap<&'a PlacementName, u32>,
-    taken_ids: BTreeSet<GpuId>,
+    /// GPUs of this box that are handed out; gathered when a placement that names GPUs is asked.
+    taken_ids: OnceCell<HashSet<&'a GpuId>>,
+    /// Those handed out by this plan.
+    given_ids: Vec<GpuId>,
 }
 
 pub(super) fn pack(world: &World, leaving: &Leaving, ids: &mut IdGen, now: Timestamp) -> Packed {
@@ -123,12 +208,15 @@ fn pack_pool<'a>(
     now: Timestamp,
     packed: &mut Packed,
 ) {
-    let mut bins: Vec<Bin> = world
-        .instances
-        .values()
-        .filter(|instance| instance.pool == pool.name && !room.leaving.instances.contains(&instance.id))
-        .filter_map(|instance| bin(instance, now))
-        .collect();
+    let mut bins = Bins::default();
+    for instance in world.instances.values() {
+        if instance.pool == pool.name
+            && !room.leaving.instances.contains(&instance.id)
+            && let Some(bin) = bin(instance, now)
+        {
+            bins.push(bin);
+        }
+    }
     for job in queue {
         if !world.settings.labels.contains_key(&job.label) {
             packed.waiting.insert(job.id, Waiting::LabelRemoved);
@@ -143,23 +231,22 @@ fn pack_pool<'a>(
             packed.waiting.insert(job.id, Waiting::Refused { until, reason });
             continue;
         }
-        let fit = bins.iter_mut().filter(|bin| bin.fits(job.gpus)).min_by_key(|bin| bin.preference());
-        if let Some(bin) = fit {
-            let gpu_ids = bin.take(job.gpus);
-            match bin.rank {
-                0 => packed.assignments.push((job.id, bin.id, gpu_ids)),
-                1 => drop(packed.waiting.insert(job.id, Waiting::Boot(bin.id))),
-                _ => drop(packed.waiting.insert(job.id, Waiting::Launch(bin.id))),
+        if let Some(index) = bins.find(job.gpus) {
+            let given = bins.take(index, job.gpus);
+            let Bin { id, standing, .. } = bins.all[index];
+            match standing {
+                Standing::Ready => packed.assignments.push((job.id, id, free_ids(world, id, given, job.gpus))),
+                Standing::Booting => drop(packed.waiting.insert(job.id, Waiting::Boot(id))),
+                Standing::New => drop(packed.waiting.insert(job.id, Waiting::Launch(id))),
             }
-            packed.reserved.insert(bin.id);
+            packed.reserved.insert(id);
             continue;
         }
         match room.launch(pool, job.gpus, now) {
             Ok((placement, gpu_ids)) => {
                 let id = ids.mint(now);
-                let mut bin = new_bin(id, pool, placement, &gpu_ids);
-                let _ids = bin.take(job.gpus);
-                bins.push(bin);
+                let index = bins.push(new_bin(id, pool, placement));
+                bins.take(index, job.gpus);
                 packed.waiting.insert(job.id, Waiting::Launch(id));
                 packed.launches.push(NewMachine {
                     id,
@@ -169,31 +256,28 @@ fn pack_pool<'a>(
                 });
             }
             Err(waiting) => {
-                let behind = job.gpus > 0 && bins.iter().any(|bin| bin.kept && bin.free >= job.gpus);
+                let behind = job.gpus > 0 && bins.kept >= job.gpus;
                 packed.waiting.insert(job.id, if behind { Waiting::BehindLargeJob } else { waiting });
-                if now.duration_since(job.queued_at) >= STARVING
-                    && let Some(bin) = keep_for(&mut bins, job.gpus)
-                {
-                    bin.kept = true;
-                    packed.reserved.insert(bin.id);
+                if job.gpus > 0 && now.duration_since(job.queued_at) >= STARVING {
+                    packed.reserved.extend(bins.keep_for(job.gpus));
                 }
             }
         }
     }
 }
 
-/// The machine whose GPUs are kept for a starving job: the one that lacks the fewest.
-fn keep_for(bins: &mut [Bin], gpus: u32) -> Option<&mut Bin> {
-    bins.iter_mut()
-        .filter(|bin| gpus > 0 && bin.gpus >= gpus && !bin.kept && !bin.single_use)
-        .min_by_key(|bin| (u32::MAX - bin.free, bin.id))
+/// The next free GPUs of a machine, behind those that this plan has given away.
+fn free_ids(world: &World, id: InstanceId, given: usize, gpus: u32) -> Vec<GpuId> {
+    let count = usize::try_from(gpus).unwrap_or(usize::MAX);
+    let free = world.instances.get(&id).into_iter().flat_map(Instance::free_gpu_ids);
+    free.skip(given).take(count).cloned().collect()
 }
 
 /// A machine that takes new work, if it does.
 fn bin(instance: &Instance, now: Timestamp) -> Option<Bin> {
-    let rank = match instance.phase {
-        Phase::Ready { .. } => 0,
-        Phase::Requested { .. } | Phase::Booting => 1,
+    let standing = match instance.phase {
+        Phase::Ready { .. } => Standing::Ready,
+        Phase::Requested { .. } | Phase::Booting => Standing::Booting,
         Phase::Draining { .. } | Phase::Terminating { .. } | Phase::Gone { .. } => return None,
     };
     if now >= instance.lifetime_end || (instance.single_use && instance.assigned_total > 0) {
@@ -202,24 +286,24 @@ fn bin(instance: &Instance, now: Timestamp) -> Option<Bin> {
     let used: usize = instance.live_assignments().map(|(_, assignment)| assignment.gpu_ids.len()).sum();
     Some(Bin {
         id: instance.id,
-        rank,
+        standing,
         gpus: instance.gpus(),
         free: instance.gpus().saturating_sub(u32::try_from(used).unwrap_or(u32::MAX)),
         free_cpu_jobs: instance.free_cpu_jobs(),
-        free_ids: instance.free_gpu_ids().cloned().collect(),
+        given: 0,
         single_use: instance.single_use,
         kept: false,
     })
 }
 
-fn new_bin(id: InstanceId, pool: &Pool, placement: &Placement, gpu_ids: &[GpuId]) -> Bin {
+fn new_bin(id: InstanceId, pool: &Pool, placement: &Placement) -> Bin {
     Bin {
         id,
-        rank: 2,
+        standing: Standing::New,
         gpus: placement.gpus,
         free: placement.gpus,
         free_cpu_jobs: cpu_jobs(placement, pool.cpu_jobs),
-        free_ids: gpu_ids.to_vec(),
+        given: 0,
         single_use: !pool.reuse,
         kept: false,
     }
@@ -228,11 +312,11 @@ fn new_bin(id: InstanceId, pool: &Pool, placement: &Placement, gpu_ids: &[GpuId]
 impl<'a> Room<'a> {
     fn new(world: &'a World, leaving: &'a Leaving) -> Self {
         let (per_pool, per_placement) = (BTreeMap::new(), BTreeMap::new());
-        let mut room = Self { world, leaving, per_pool, per_placement, taken_ids: BTreeSet::new() };
+        let (taken_ids, given_ids) = (OnceCell::new(), Vec::new());
+        let mut room = Self { world, leaving, per_pool, per_placement, taken_ids, given_ids };
         for instance in world.instances.values().filter(|instance| instance.is_live()) {
             *room.per_pool.entry(&instance.pool).or_default() += 1;
             *room.per_placement.entry(&instance.placement.name).or_default() += 1;
-            room.taken_ids.extend(instance.gpu_ids.iter().cloned());
         }
         room
     }
@@ -261,7 +345,7 @@ impl<'a> Room<'a> {
                     let gpu_ids = self.gpu_ids(placement);
                     *self.per_pool.entry(&pool.name).or_default() += 1;
                     *self.per_placement.entry(&placement.name).or_default() += 1;
-                    self.taken_ids.extend(gpu_ids.iter().cloned());
+                    self.given_ids.extend(gpu_ids.iter().cloned());
                     return Ok((placement, gpu_ids));
                 }
             }
@@ -293,13 +377,19 @@ impl<'a> Room<'a> {
     /// GPUs of this box for a new machine, disjoint from all that are handed out.
     fn gpu_ids(&self, placement: &Placement) -> Vec<GpuId> {
         match &placement.provider {
-            ProviderConfig::Local(local) => local
-                .gpu_ids
-                .iter()
-                .filter(|gpu| !self.taken_ids.contains(gpu))
-                .take(usize::try_from(placement.gpus).unwrap_or(usize::MAX))
-                .cloned()
-                .collect(),
+            // Elsewhere the machine brings its own.
+            ProviderConfig::Local(local) if local.gpu_ids.is_empty() => Vec::new(),
+            ProviderConfig::Local(local) => {
+                let live = || self.world.instances.values().filter(|instance| instance.is_live());
+                let taken = self.taken_ids.get_or_init(|| live().flat_map(|instance| &instance.gpu_ids).collect());
+                local
+                    .gpu_ids
+                    .iter()
+                    .filter(|gpu| !taken.contains(gpu) && !self.given_ids.contains(gpu))
+                    .take(usize::try_from(placement.gpus).unwrap_or(usize::MAX))
+                    .cloned()
+                    .collect()
+            }
         }
     }
 }
