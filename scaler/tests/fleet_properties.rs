@@ -584,3 +584,24 @@ fn a_repeated_event_changes_nothing_and_a_gap_is_named() {
 fn rig_time() -> Timestamp {
     START.parse().unwrap()
 }
+
+/// Found by the property test: after a restart within the same millisecond a new machine sorted before an older one, so
+/// that jobs were packed another way and one more machine was launched.
+#[test]
+fn a_restart_within_a_millisecond_packs_the_same() {
+    for seed in 0..64 {
+        let mut rig = Rig::new();
+        rig.seed = seed;
+        rig.restart();
+        rig.list(&rig.listed.clone(), None);
+        rig.run(&Op::Submit(0));
+        rig.pass();
+        rig.restart();
+        rig.apply(Event::ListRead { began_at: rig.now, listed: Vec::new() });
+        // A small one is there; these need a large one each.
+        for label in [2, 0, 2] {
+            rig.run(&Op::Submit(label));
+            rig.pass();
+        }
+    }
+}

@@ -21,6 +21,15 @@ impl IdGen {
         Self { random: SmallRng::seed_from_u64(seed), millis: 0, count: 0 }
     }
 
+    /// Mints only what sorts behind an id that an earlier generator minted.
+    pub(super) fn begin_behind<K>(&mut self, last: Id<K>) {
+        // The first 48 bits are the time.
+        let millis = u64::try_from(last.uuid().as_u128() >> 80).unwrap_or(0);
+        if millis >= self.millis {
+            (self.millis, self.count) = (millis, MAX_COUNT);
+        }
+    }
+
     /// A UUID of version 7. Ids sort in the order in which they are minted, within a millisecond too: packing fills
     /// machines in the order of their launch.
     pub(super) fn mint<K>(&mut self, now: Timestamp) -> Id<K> {
@@ -53,6 +62,9 @@ mod tests {
         let minted: Vec<InstanceId> = (0..10_000).map(|_| ids.mint(now)).collect();
         assert!(minted.is_sorted());
         assert!(minted.iter().all(|id| *id == copy.mint(now)), "a copy mints the same");
+        let mut next = IdGen::seeded(8);
+        next.begin_behind(minted[9_999]);
+        assert!(next.mint(now) > minted[9_999], "so do those of the next scaler");
         let earlier: InstanceId = ids.mint(Timestamp::UNIX_EPOCH);
         assert!(earlier > minted[9_999], "time that stands still or goes back does not matter");
     }

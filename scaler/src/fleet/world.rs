@@ -167,6 +167,9 @@ impl World {
             paused: None,
             dirty: Dirty::default(),
         };
+        if let Some(last) = world.instances.keys().next_back() {
+            world.ids.begin_behind(*last);
+        }
         world.recall_calls(now);
         world
     }
