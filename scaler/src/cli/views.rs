@@ -7,6 +7,7 @@ use pilotlight_runtime::units::{Size, Span};
 use pilotlight_wire::api::{InstanceView, JobState, JobView, Orphan, PlanLine, PlanView, PoolView, StatusView};
 
 use super::screen::{escape, table};
+use crate::fleet::view::counted;
 
 /// A line on where a job is; empty when there is nothing to tell.
 pub(crate) fn progress(job: &JobView) -> String {
@@ -143,12 +144,16 @@ pub(crate) fn pools(pools: &[PoolView]) -> String {
     table(&["POOL", "INSTANCES", "GPUS", "QUEUED", "RUNNING", "LABELS", "PLACEMENTS"], &rows)
 }
 
+fn number(count: u32) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
 pub(crate) fn status(status: &StatusView) -> String {
     let mut text = format!(
-        "scaler {}: {} instances, {} jobs queued, {} running\n\n{}",
+        "scaler {}: {}, {} queued, {} running\n\n{}",
         escape(&status.version),
-        status.instances,
-        status.jobs_queued,
+        counted(number(status.instances), "instance"),
+        counted(number(status.jobs_queued), "job"),
         status.jobs_running,
         pools(&status.pools)
     );

@@ -199,7 +199,7 @@ pub enum Refusal {
         known: String,
     },
     /// No placement of the pool could ever hold the job.
-    #[error("label {label} asks for {gpus} GPUs, and no placement of its pool has as many: {have}")]
+    #[error("label {label} asks for gpus = {gpus}, and no placement of its pool has as many: {have}")]
     TooLarge {
         /// The label.
         label: LabelName,
