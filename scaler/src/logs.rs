@@ -25,11 +25,8 @@ use std::{
 use bytes::Bytes;
 use jiff::Timestamp;
 use pilotlight_runtime::{clock::Clock, durable};
-use pilotlight_wire::JobId;
+use pilotlight_wire::{JobId, api::MAX_LOG_ANSWER};
 use tokio::{sync::watch, task::spawn_blocking, time::timeout};
-
-/// The most bytes of a log one answer carries (link 6).
-pub const MAX_READ: usize = 8 * 1024 * 1024;
 
 /// Why a log cannot be read or closed.
 #[derive(Debug, thiserror::Error)]
@@ -214,7 +211,7 @@ impl LogStore {
         .await
     }
 
-    /// Reads at most `max` bytes (never more than [`MAX_READ`]) from `offset`. Where there are none yet, waits up to
+    /// Reads at most `max` bytes (never more than [`MAX_LOG_ANSWER`]) from `offset`. Where there are none yet, waits up to
     /// `hold` for bytes or for the close; zero does not wait.
     ///
     /// # Errors
@@ -229,7 +226,7 @@ impl LogStore {
                 seen.unwrap_or_else(|| *log.state.borrow())
             }
         };
-        let len = usize::try_from(state.size.saturating_sub(offset)).unwrap_or(usize::MAX).min(max).min(MAX_READ);
+        let len = usize::try_from(state.size.saturating_sub(offset)).unwrap_or(usize::MAX).min(max).min(MAX_LOG_ANSWER);
         let bytes = if len == 0 { Bytes::new() } else { self.read_exact(job, offset, len).await? };
         Ok(LogSlice { bytes, size: state.size, closed: state.closed })
     }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AssignmentId, DirectJob, ForgeName, InstanceId, JobId, LabelName, PlacementName, PoolName, Usage, Verdict,
+    agent::HostSample,
 };
 
 /// Response header: how many bytes the log has.
@@ -13,8 +14,9 @@ pub const LOG_SIZE_HEADER: &str = "pilotlight-log-size";
 pub const LOG_STATE_HEADER: &str = "pilotlight-log-state";
 /// How long a log or job request with `follow` is held without news, seconds.
 pub const FOLLOW_HOLD_SECONDS: u64 = 25;
+
 /// The most bytes one log answer carries.
-pub const MAX_LOG_ANSWER: u64 = 8 * 1024 * 1024;
+pub const MAX_LOG_ANSWER: usize = 8 * 1024 * 1024;
 
 /// `PUT /api/v1/jobs/{uuid}`: a known id with the same body is 200, with another body 409.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,6 +173,8 @@ pub struct InstanceView {
     pub cause: Option<String>,
     /// When its agent was last heard.
     pub last_sync_at: Option<Timestamp>,
+    /// How the machine was then.
+    pub sample: Option<HostSample>,
 }
 
 /// One claim on a machine.

@@ -78,6 +78,7 @@ pub fn instance(instance: &Instance) -> InstanceView {
             Phase::Requested { .. } | Phase::Booting | Phase::Ready { .. } => None,
         },
         last_sync_at: None,
+        sample: None,
     }
 }
 
@@ -107,8 +108,12 @@ impl World {
     /// A machine as clients see it.
     #[must_use]
     pub fn instance_view(&self, of: &Instance) -> InstanceView {
-        let last_sync_at = self.seen.get(&of.id).and_then(|seen| seen.heard_at);
-        InstanceView { last_sync_at, ..instance(of) }
+        let seen = self.seen.get(&of.id);
+        InstanceView {
+            last_sync_at: seen.and_then(|seen| seen.heard_at),
+            sample: seen.and_then(|seen| seen.sample),
+            ..instance(of)
+        }
     }
 
     /// Machines and jobs in numbers, and what a person should look at.

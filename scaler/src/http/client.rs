@@ -18,16 +18,13 @@ use pilotlight_wire::{
     JobId,
     api::{
         DrainRequest, DrainResponse, FOLLOW_HOLD_SECONDS, InstanceView, JobView, LOG_SIZE_HEADER, LOG_STATE_HEADER,
-        Orphan, PlanView, PoolView, StatusView, SubmitJob,
+        MAX_LOG_ANSWER, Orphan, PlanView, PoolView, StatusView, SubmitJob,
     },
 };
 use serde::Deserialize;
 
 use super::{ApiError, App};
-use crate::{
-    fleet::{Applied, Event, Job, event::Submission, view},
-    logs::MAX_READ,
-};
+use crate::fleet::{Applied, Event, Job, event::Submission, view};
 
 /// How many settled jobs `jobs --all` lists.
 const LISTED_JOBS: u32 = 1000;
@@ -169,7 +166,7 @@ pub(super) async fn log(
     }
     let hold = Duration::from_secs(if follow > 0 { FOLLOW_HOLD_SECONDS } else { 0 });
     let slice = tokio::select! {
-        slice = app.logs.read(id, offset, MAX_READ, hold) => slice?,
+        slice = app.logs.read(id, offset, MAX_LOG_ANSWER, hold) => slice?,
         () = app.shutdown.cancelled() => return Err(ApiError::unavailable("the scaler is shutting down")),
     };
     Response::builder()

@@ -24,7 +24,7 @@ async fn append(store: &LogStore, job: JobId, offset: u64, text: &'static [u8]) 
 }
 
 async fn whole(store: &LogStore, job: JobId) -> Vec<u8> {
-    store.read(job, 0, MAX_READ, Duration::ZERO).await.unwrap().bytes.to_vec()
+    store.read(job, 0, MAX_LOG_ANSWER, Duration::ZERO).await.unwrap().bytes.to_vec()
 }
 
 async fn known(store: &LogStore) -> JobId {
@@ -123,7 +123,7 @@ async fn two_jobs_and_many_followers_each_get_every_byte() {
     };
     // Some take a few bytes at a time and fall behind.
     let followers: Vec<_> =
-        (0..25).flat_map(|n| jobs.map(|job| follow(job, if n % 5 == 0 { 97 } else { MAX_READ }))).collect();
+        (0..25).flat_map(|n| jobs.map(|job| follow(job, if n % 5 == 0 { 97 } else { MAX_LOG_ANSWER }))).collect();
     let writers = jobs.map(|job| {
         let store = store.clone();
         tokio::spawn(async move {

@@ -257,7 +257,7 @@ async fn log(State(shared): Shared, Path(id): Path<String>, Query(query): Query<
     let mut headers = HeaderMap::new();
     headers.insert(LOG_SIZE_HEADER, order.log.len().to_string().parse().unwrap());
     headers.insert(LOG_STATE_HEADER, state.parse().unwrap());
-    let end = order.log.len().min(offset + usize::try_from(MAX_LOG_ANSWER).unwrap());
+    let end = order.log.len().min(offset + MAX_LOG_ANSWER);
     let bytes = Bytes::from(order.log).slice(offset..end);
     let body = match break_at {
         None => Body::from(bytes),

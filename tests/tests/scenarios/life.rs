@@ -158,6 +158,7 @@ fn listings_have_the_shapes_that_scripts_rely_on() {
             "cause",
         ],
     );
+    wait("a sample of the host", || Ok(site.json(&["instances"])?[0]["sample"]["memory_used_bytes"].is_u64())).unwrap();
     has(&site.json(&["status"]).unwrap(), &["instances", "jobs_queued", "jobs_running", "pools", "alerts"]);
     site.finish().unwrap();
 }
