@@ -154,13 +154,21 @@ impl Layers {
 
 /// An image's name with a tag: without one Docker would pull them all.
 fn with_tag(name: &str) -> Result<String, ImageError> {
-    let bad = name.is_empty() || name.chars().any(|c| c.is_whitespace() || c.is_control());
-    if bad {
+    if !is_reference(name) {
         return Err(ImageError::Unusable(format!("{name:?} is not the name of an image")));
     }
     let last = name.rsplit('/').next().unwrap_or(name);
     let complete = last.contains(':') || name.contains('@') || is_id(name);
     Ok(if complete { name.to_owned() } else { format!("{name}:latest") })
+}
+
+/// Whether a name is made like one. Docker judges the rest; but the name becomes part of a path of its API, so what has
+/// a meaning there must not get through.
+fn is_reference(name: &str) -> bool {
+    let known = |c: char| c.is_ascii_alphanumeric() || "._-/:@+[]".contains(c);
+    // A bracket begins a registry's IPv6 address.
+    let begins = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[');
+    name.chars().all(known) && name.split('/').all(begins)
 }
 
 fn is_id(name: &str) -> bool {
@@ -237,7 +245,8 @@ mod tests {
         assert_eq!(name("localhost:5000/x"), "localhost:5000/x:latest");
         assert_eq!(name("localhost:5000/x:1"), "localhost:5000/x:1");
         assert_eq!(name("x@sha256:00"), "x@sha256:00");
-        for bad in ["", "a b", "a\n"] {
+        assert_eq!(name("[::1]:5000/a_b/c-d.e"), "[::1]:5000/a_b/c-d.e:latest");
+        for bad in ["", "a b", "a\n", "a?b", "a#b", "a%2fb", "../info", "a/../b", "/a", "a//b", "a/", "-a", "ä"] {
             assert!(matches!(with_tag(bad), Err(ImageError::Unusable(_))), "{bad:?}");
         }
     }
