@@ -171,6 +171,7 @@ pub(crate) async fn end_attach(dir: &AssignmentDir) {
 }
 
 /// The pid of the living attach process of an assignment. The lock tells the living from the dead: a pid is used again.
+/// One that has just taken the lock may not have written its pid yet, so the process must look like ours, too.
 pub(crate) fn attach_pid(dir: &AssignmentDir) -> Option<Pid> {
     let path = dir.attach_lock();
     let file = File::open(&path).ok()?;
@@ -178,5 +179,29 @@ pub(crate) fn attach_pid(dir: &AssignmentDir) -> Option<Pid> {
         Err(TryLockError::WouldBlock) => {}
         Ok(()) | Err(TryLockError::Error(_)) => return None,
     }
-    Pid::from_raw(std::fs::read_to_string(&path).ok()?.lines().next()?.parse().ok()?)
+    let pid = Pid::from_raw(std::fs::read_to_string(&path).ok()?.lines().next()?.parse().ok()?)?;
+    let command = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
+    let assignment = dir.path().file_name()?.as_encoded_bytes();
+    command.split(|byte| *byte == 0).any(|word| word == assignment).then_some(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Write};
+
+    use super::*;
+
+    #[test]
+    fn only_a_process_that_holds_the_lock_and_looks_like_ours_is_taken_for_the_attach_process() {
+        let agent_dir = tempfile::tempdir().unwrap();
+        let dir = AssignmentDir::new(agent_dir.path(), "018f0000-0000-7000-8000-000000000001".parse().unwrap());
+        assert_eq!(attach_pid(&dir), None);
+        fs::create_dir_all(dir.path()).unwrap();
+        // Our own pid, as an earlier process would have left it for a later one to be killed by.
+        let mut file = File::create(dir.attach_lock()).unwrap();
+        writeln!(file, "{}", std::process::id()).unwrap();
+        assert_eq!(attach_pid(&dir), None);
+        file.lock().unwrap();
+        assert_eq!(attach_pid(&dir), None);
+    }
 }
