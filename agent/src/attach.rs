@@ -145,6 +145,15 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     Ok(())
 }
 
+/// Marks that output may be missing at the end of a spool whose attach process is dead.
+///
+/// # Errors
+/// When the spool cannot be opened.
+pub(crate) fn mark_gap(dir: &AssignmentDir) -> io::Result<()> {
+    Spool::open(&dir.spool(), u64::MAX)?.notice_at_once(GAP);
+    Ok(())
+}
+
 /// Holds the lock with our pid inside; the second one of an assignment has no business.
 fn lock(path: &Path) -> Result<File, AttachError> {
     let failed = |source| AttachError::File { path: path.to_owned(), source };

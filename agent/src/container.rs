@@ -105,7 +105,7 @@ pub enum Found {
     Absent,
     /// Made, never started: it has no exit code, whatever a wait says (link 4).
     Created,
-    /// Running, paused or restarting.
+    /// Running, or in any other state that is not an end.
     Running {
         /// When it was started.
         started_at: Option<Timestamp>,
@@ -117,8 +117,8 @@ pub enum Found {
 /// How a container that ran has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Its own exit code.
-    pub code: i32,
+    /// Its own exit code; absent when Docker does not know it.
+    pub code: Option<i32>,
     /// Whether the kernel killed it for memory.
     pub out_of_memory: bool,
     /// When it was started.
@@ -245,6 +245,7 @@ impl Engine {
 }
 
 fn found(container: &ContainerInspectResponse) -> Found {
+    use ContainerStateStatusEnum::{CREATED, DEAD, EXITED, REMOVING};
     let Some(state) = &container.state else { return Found::Absent };
     let time = |text: &Option<String>| {
         let time: Timestamp = text.as_deref()?.parse().ok()?;
@@ -252,19 +253,17 @@ fn found(container: &ContainerInspectResponse) -> Found {
         (time.as_second() > 0).then_some(time)
     };
     let started_at = time(&state.started_at);
-    match state.status {
-        Some(
-            ContainerStateStatusEnum::RUNNING | ContainerStateStatusEnum::PAUSED | ContainerStateStatusEnum::RESTARTING,
-        ) => Found::Running { started_at },
-        _ => match (started_at, state.exit_code.and_then(|code| i32::try_from(code).ok())) {
-            (Some(started_at), Some(code)) => Found::Exited(Exit {
-                code,
-                out_of_memory: state.oom_killed.unwrap_or(false),
-                started_at,
-                finished_at: time(&state.finished_at).unwrap_or(started_at).max(started_at),
-            }),
-            (None, _) | (_, None) => Found::Created,
-        },
+    match (state.status, started_at) {
+        // Whatever its state: never started is never ran, and never an exit code (link 4).
+        (Some(CREATED | EXITED | DEAD | REMOVING), None) => Found::Created,
+        (Some(EXITED | DEAD | REMOVING), Some(started_at)) => Found::Exited(Exit {
+            code: state.exit_code.and_then(|code| i32::try_from(code).ok()),
+            out_of_memory: state.oom_killed.unwrap_or(false),
+            started_at,
+            finished_at: time(&state.finished_at).unwrap_or(started_at).max(started_at),
+        }),
+        // Paused, restarting, stopping, or a word of a later Docker: not over.
+        _ => Found::Running { started_at },
     }
 }
 
@@ -272,5 +271,40 @@ fn status(error: &bollard::errors::Error) -> Option<u16> {
     match error {
         bollard::errors::Error::DockerResponseServerError { status_code, .. } => Some(*status_code),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bollard::models::ContainerState;
+
+    use super::*;
+
+    #[test]
+    fn an_exit_code_counts_only_of_a_container_that_ran_and_is_over() {
+        use ContainerStateStatusEnum::{CREATED, EXITED, PAUSED, REMOVING, RUNNING, STOPPING};
+        const NEVER: &str = "0001-01-01T00:00:00Z";
+        const ONCE: &str = "2026-01-01T00:00:00.123456789Z";
+        let look = |status, started: &str, exit_code| {
+            let state = ContainerState {
+                status: Some(status),
+                started_at: Some(started.to_owned()),
+                finished_at: Some(NEVER.to_owned()),
+                exit_code,
+                ..ContainerState::default()
+            };
+            found(&ContainerInspectResponse { state: Some(state), ..ContainerInspectResponse::default() })
+        };
+        // Measured: what could not be started has a code, too.
+        assert_eq!(look(CREATED, NEVER, Some(127)), Found::Created);
+        assert_eq!(look(EXITED, NEVER, Some(0)), Found::Created);
+        for status in [RUNNING, PAUSED, STOPPING] {
+            assert!(matches!(look(status, ONCE, Some(0)), Found::Running { started_at: Some(_) }), "{status:?}");
+        }
+        for (status, code) in [(EXITED, Some(3)), (REMOVING, Some(3)), (EXITED, None)] {
+            let Found::Exited(exit) = look(status, ONCE, code) else { panic!("{status:?}") };
+            assert_eq!(exit.code.map(i64::from), code);
+            assert_eq!(exit.finished_at, exit.started_at, "never before its start");
+        }
     }
 }

@@ -57,8 +57,19 @@ impl Spool {
 
     /// A line of ours, on a line of its own.
     pub(super) fn notice(&mut self, text: &str) {
-        let line = if self.ends_line { "" } else { "\n" };
-        self.write(format!("{line}[pilotlight] {text}\n").as_bytes());
+        let line = self.line(text);
+        self.write(line.as_bytes());
+    }
+
+    /// As [`Spool::notice`], without waiting for a full disk.
+    pub(super) fn notice_at_once(&mut self, text: &str) {
+        let line = self.line(text);
+        self.write_patiently(line.as_bytes(), Duration::ZERO);
+    }
+
+    fn line(&self, text: &str) -> String {
+        let begin = if self.ends_line { "" } else { "\n" };
+        format!("{begin}[pilotlight] {text}\n")
     }
 
     /// Says what was dropped, now that it is known.
@@ -110,10 +121,8 @@ impl Spool {
             return;
         }
         let lost = std::mem::take(&mut self.lost);
-        let line = if self.ends_line { "" } else { "\n" };
-        let text = format!("{line}[pilotlight] {lost} bytes were dropped here: the machine's disk was full\n");
         let before = self.size;
-        self.write_patiently(text.as_bytes(), Duration::ZERO);
+        self.notice_at_once(&format!("{lost} bytes were dropped here: the machine's disk was full"));
         if self.size == before {
             self.lost = lost;
         }

@@ -9,7 +9,8 @@
 //!            exited ─▶ settle ◀────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! `started` is written before the start: a container that was there and is gone must not be run a second time.
+//! `started` is written before the start: a container that was there and is gone must not be run a second time. It
+//! holds the name of the network, which a container that somebody removed cannot tell any more.
 
 mod settle;
 mod watching;
@@ -17,13 +18,20 @@ mod watching;
 use std::{fs, io, path::PathBuf};
 
 use jiff::Timestamp;
-use pilotlight_runtime::{Report, clock::Clock, durable};
+use pilotlight_runtime::{
+    Report,
+    clock::{Clock, boottime},
+    durable,
+};
 use pilotlight_wire::{InstanceId, Usage, Verdict, agent::Start};
 use tokio::sync::watch;
 
 use self::watching::Watched;
 use super::{AssignmentDir, Channels, End, Progress, Wish, output::Attacher};
 use crate::container::{Cgroup, Engine, EngineError, Found, Image, ImageError, Networks, Order, Share};
+
+/// The third killer comes ten minutes after the deadline (link 5).
+const OVERTIME_SECONDS: u64 = 600;
 
 /// The longest single string that the kernel hands to a program, bytes.
 const MAX_STRING: usize = 128 * 1024 - 1;
@@ -64,16 +72,13 @@ struct Task {
 enum Early {
     Refused(String),
     Finished(Verdict, Option<String>),
-    /// There is a container of that name: look again.
+    /// There is a container of that name, or nobody knows whether it started: look again.
     Again,
 }
 
 /// Runs a job to its end, or carries on with it. Idempotent by assignment.
 pub async fn run(context: JobContext, start: Start, channels: Channels) -> End {
     let dir = AssignmentDir::new(&context.agent_dir, start.assignment);
-    if let Some(end) = recorded(&dir) {
-        return end;
-    }
     let name = format!("pilotlight-{}", start.assignment);
     let cgroup = context.engine.cgroup(context.instance, start.assignment);
     let attacher = Attacher {
@@ -82,13 +87,14 @@ pub async fn run(context: JobContext, start: Start, channels: Channels) -> End {
         dir: dir.clone(),
         engine: context.engine.clone(),
         container: name.clone(),
+        kill_at: boottime().as_secs().saturating_add(start.remaining_seconds).saturating_add(OVERTIME_SECONDS),
     };
     let mut task = Task { context, start, dir, name, cgroup, attacher, channels };
-    let end = task.run().await;
-    if let Err(error) = record(&task.dir, &end) {
-        // The scaler learns the end all the same; only a crash before that would ask Docker again.
-        tracing::error!(assignment = %task.start.assignment, error = %Report(&error), "outcome not written");
-    }
+    let end = match recorded(&task.dir) {
+        Some(end) => end,
+        None => task.run_and_record().await,
+    };
+    // After a recorded end, too: the agent may have been killed before it had cleaned up.
     task.clean_up().await;
     end
 }
@@ -102,6 +108,15 @@ fn record(dir: &AssignmentDir, end: &End) -> io::Result<()> {
 }
 
 impl Task {
+    async fn run_and_record(&mut self) -> End {
+        let end = self.run().await;
+        if let Err(error) = record(&self.dir, &end) {
+            // The scaler learns the end all the same; only a crash before that would ask Docker again.
+            tracing::error!(assignment = %self.start.assignment, error = %Report(&error), "outcome not written");
+        }
+        end
+    }
+
     async fn run(&mut self) -> End {
         loop {
             let found = match self.look().await {
@@ -114,13 +129,16 @@ impl Task {
                 Err(error) => return self.early(Early::Refused(error.message())),
             };
             let watched = match found {
-                Found::Exited(exit) => Watched::Exited { exit, gap: false, wish: Wish::Run },
+                Found::Exited(exit) => {
+                    let mut output = self.attacher.find();
+                    self.exited(exit, &mut output, false, Wish::Run).await
+                }
                 Found::Running { started_at } => self.adopt(started_at).await,
                 Found::Created => {
                     // It never ran, so its marker must go first: without it the job may begin again.
                     self.attacher.end().await;
                     let gone = durable::remove(&self.dir.started());
-                    let removed = self.context.engine.remove(&self.name).await;
+                    let removed = self.remove_container().await;
                     match (gone, removed) {
                         (Ok(()), Ok(())) => continue,
                         (Err(error), _) => return self.early(Early::Refused(error.to_string())),
@@ -181,18 +199,29 @@ impl Task {
             return Err(match error.status() {
                 Some(409) => Early::Again,
                 Some(400) => Early::Finished(Verdict::Failure, Some(error.message())),
+                // Measured: a working directory that is a file in the image is a 500.
+                Some(500) if error.message().starts_with("Cannot mkdir") => {
+                    Early::Finished(Verdict::Failure, Some(format!("the working directory: {}", error.message())))
+                }
                 _ => refused(error),
             });
         }
+        // An agent that was killed may have started one, which only now holds its lock.
+        self.attacher.end().await;
         let output = self.attacher.start(&self.start, false).await;
         let output = output.map_err(|error| Early::Refused(format!("its output cannot be read: {error}")))?;
         let wished = *self.channels.wish.borrow();
         if wished != Wish::Run {
             return Err(before_start(wished));
         }
-        let marker = durable::write(&self.dir.started(), b"");
+        let marker = durable::write(&self.dir.started(), network.as_bytes());
         marker.map_err(|error| Early::Refused(format!("the agent's disk: {error}")))?;
-        self.context.engine.start(&self.name).await.map_err(|error| start_failed(&error, &image))?;
+        match self.context.engine.start(&self.name).await {
+            Ok(()) => {}
+            // No answer: it may run. Docker is asked again, or the job would run here and elsewhere.
+            Err(error) if error.status().is_none() => return Err(Early::Again),
+            Err(error) => return Err(start_failed(&error, &image)),
+        }
         let started_at = self.context.clock.now();
         self.tell(Progress::Started { image_ready_at, started_at, image_id: image.id }).await;
         self.context.networks.want_spare();
@@ -273,20 +302,31 @@ fn before_start(wish: Wish) -> Early {
     Early::Finished(verdict, Some(reason.to_owned()))
 }
 
-/// What no container can be given, said before Docker says it in its own way.
+/// What no container can be given, said before Docker says it in its own way or not at all.
 fn check(start: &Start) -> Result<(), Early> {
     let spec = &start.spec;
-    let strings = spec.command.iter().chain(spec.entrypoint.iter().flatten());
-    let too_long = |what: &str, len: usize| {
-        let text = format!("{what} has {len} bytes; the kernel hands {MAX_STRING} to a program at most");
-        Err(Early::Finished(Verdict::Failure, Some(text)))
-    };
-    if let Some(word) = strings.into_iter().find(|word| word.len() > MAX_STRING) {
-        return too_long("a word of the command", word.len());
+    let wrong = |text: String| Err(Early::Finished(Verdict::Failure, Some(text)));
+    let words = spec.entrypoint.iter().flatten().chain(&spec.command).map(|word| ("a word of the command", word));
+    let places = [("the user", &spec.user), ("the working directory", &spec.workdir)];
+    let places = places.into_iter().filter_map(|(what, text)| Some((what, text.as_ref()?)));
+    for (what, text) in words.chain(places) {
+        if text.contains('\0') {
+            return wrong(format!("{what} holds a zero byte, which no program can be given"));
+        }
+        if text.len() > MAX_STRING {
+            return wrong(format!("{what} has {} bytes; the kernel takes {MAX_STRING} at most", text.len()));
+        }
     }
     for (name, value) in &spec.env {
-        if name.len() + value.len() + 1 > MAX_STRING {
-            return too_long(&format!("variable {name}"), name.len() + value.len() + 1);
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return wrong(format!("{name:?} cannot be the name of a variable"));
+        }
+        if value.contains('\0') {
+            return wrong(format!("variable {name} holds a zero byte, which no program can be given"));
+        }
+        let len = name.len() + value.len() + 1;
+        if len > MAX_STRING {
+            return wrong(format!("variable {name} has {len} bytes; the kernel takes {MAX_STRING} at most"));
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::OwnedFd, path::PathBuf, process::Stdio, time::Duration};
 
-use pilotlight_runtime::{Report, clock::boottime};
+use pilotlight_runtime::Report;
 use pilotlight_wire::agent::Start;
 use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::{
@@ -13,15 +13,12 @@ use tokio::{
 
 use super::AssignmentDir;
 use crate::{
-    attach::{END, READY},
+    attach::{END, READY, mark_gap},
     container::{Engine, attach_pid, end_attach},
 };
 
 /// How long an attach process may take to say `ready`.
 const READY_TIME: Duration = Duration::from_secs(30);
-
-/// The third killer comes ten minutes after the deadline (link 5).
-const OVERTIME_SECONDS: u64 = 600;
 
 /// What is needed to attach to one container.
 #[derive(Clone, Debug)]
@@ -31,6 +28,8 @@ pub(super) struct Attacher {
     pub(super) dir: AssignmentDir,
     pub(super) engine: Engine,
     pub(super) container: String,
+    /// Seconds since boot at which the attach process kills the container, whoever else is gone.
+    pub(super) kill_at: u64,
 }
 
 /// The process that reads a container's output.
@@ -64,7 +63,7 @@ impl Attacher {
             .arg("--max-log")
             .arg(start.max_log_bytes.to_string())
             .arg("--kill-at")
-            .arg((boottime().as_secs() + start.remaining_seconds + OVERTIME_SECONDS).to_string())
+            .arg(self.kill_at.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         if resume {
@@ -102,6 +101,13 @@ impl Attacher {
     /// Whether the attach process, now gone, had read to the end of the stream.
     pub(super) fn saw_end(&self) -> bool {
         std::fs::read_to_string(self.dir.attach_lock()).is_ok_and(|text| text.ends_with(END))
+    }
+
+    /// Writes into the spool that output may be missing; nobody else writes to it any more.
+    pub(super) fn mark_gap(&self) {
+        if let Err(error) = mark_gap(&self.dir) {
+            tracing::warn!(error = %Report(&error), "gap in the output not marked");
+        }
     }
 
     /// Ends the attach process, if one lives.

@@ -1,6 +1,6 @@
 //! A container that has ended: what that means, and leaving nothing behind.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use jiff::Timestamp;
 use pilotlight_runtime::{Report, units::Size};
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::{Task, watching::Watched};
 use crate::{
-    container::Exit,
+    container::{EngineError, Exit},
     job::{End, Wish},
 };
 
@@ -30,7 +30,7 @@ impl Task {
                 let (verdict, reason) = self.verdict(&exit, wish);
                 End::Finished {
                     verdict,
-                    exit_code: Some(exit.code),
+                    exit_code: exit.code,
                     reason,
                     log_gap: gap,
                     usage: Some(usage),
@@ -65,21 +65,32 @@ impl Task {
                 let limit = Size(self.context.share.memory(self.start.gpus.len()));
                 (Verdict::Failure, Some(format!("out of memory: the job's limit is {limit}")))
             }
-            Wish::Run if exit.code == 0 => (Verdict::Success, None),
-            Wish::Run => (Verdict::Failure, None),
+            Wish::Run => match exit.code {
+                Some(0) => (Verdict::Success, None),
+                Some(_) => (Verdict::Failure, None),
+                None => (Verdict::Infrastructure, Some("Docker does not know its exit code".to_owned())),
+            },
         }
+    }
+
+    /// Removes the container, and retires its network.
+    pub(super) async fn remove_container(&self) -> Result<(), EngineError> {
+        let mut networks = self.context.engine.networks_of(&self.name).await;
+        if networks.is_empty() {
+            // Whoever removed the container left its network.
+            networks.extend(fs::read_to_string(self.dir.started()).ok().filter(|name| !name.is_empty()));
+        }
+        let removed = self.context.engine.remove(&self.name).await;
+        networks.into_iter().for_each(|network| self.context.networks.retire(network));
+        removed
     }
 
     /// Removes the container, its network and its cgroup.
     pub(super) async fn clean_up(&self) {
         let work = async {
-            let networks = self.context.engine.networks_of(&self.name).await;
             self.attacher.end().await;
-            if let Err(error) = self.context.engine.remove(&self.name).await {
+            if let Err(error) = self.remove_container().await {
                 tracing::warn!(error = %Report(&error), "left to the reaper");
-            }
-            for network in networks {
-                self.context.networks.retire(network);
             }
             self.cgroup.kill().await;
             self.cgroup.remove();

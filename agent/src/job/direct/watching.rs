@@ -50,10 +50,7 @@ impl Task {
                         sleep(DOCKER_PAUSE).await;
                     }
                 }
-                Ok(Found::Exited(exit)) => {
-                    self.end_of_stream(&mut output).await;
-                    return Watched::Exited { exit, gap, wish };
-                }
+                Ok(Found::Exited(exit)) => return self.exited(exit, &mut output, gap, wish).await,
                 Ok(Found::Absent | Found::Created) => {
                     let reason = "its container was removed while it ran".to_owned();
                     return Watched::Lost { reason, gap, wish };
@@ -110,6 +107,17 @@ impl Task {
             }
         }
         true
+    }
+
+    /// Takes in the last output of a container that has ended. A reader that died before the end of the stream leaves a
+    /// gap, even when nothing is left to attach to.
+    pub(super) async fn exited(&self, exit: Exit, output: &mut Output, gap: bool, wish: Wish) -> Watched {
+        self.end_of_stream(output).await;
+        let cut = !self.attacher.saw_end();
+        if cut {
+            self.attacher.mark_gap();
+        }
+        Watched::Exited { exit, gap: gap || cut, wish }
     }
 
     /// Waits for the last of the output. A stream that somebody else holds open is left after a while.
