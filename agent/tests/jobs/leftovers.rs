@@ -1,0 +1,46 @@
+//! Removing what dead agents left: all of it, and nobody else's.
+
+use std::collections::BTreeSet;
+
+use pilotlight_agent::{container::reap, job::Wish};
+use pilotlight_wire::Verdict;
+use rustix::process::{Signal, kill_process, test_kill_process};
+
+use crate::rig::{Rig, finished, until};
+
+#[tokio::test]
+async fn the_reaper_takes_what_belongs_to_no_assignment_of_its_own_instance() {
+    let (rig, other) = (Rig::new().await, Rig::new().await);
+    let script = "echo on; sleep 500";
+    let (kept, lost, foreign) = (rig.script(script), rig.script(script), other.script(script));
+    for (rig, start) in [(&rig, &kept), (&rig, &lost), (&other, &foreign)] {
+        let job = rig.begin(start);
+        job.printed("on\n").await;
+        job.lose().await;
+    }
+    reap(&rig.context.engine, rig.context.instance, &BTreeSet::from([kept.assignment])).await.unwrap();
+    assert_eq!(rig.state(lost.assignment).await, "absent");
+    assert_eq!(rig.cgroups(Some(lost.assignment)), Vec::<std::path::PathBuf>::new());
+    assert_eq!(rig.state(kept.assignment).await, "running");
+    assert_eq!(other.state(foreign.assignment).await, "running");
+
+    let job = rig.begin(&kept);
+    job.wish(Wish::Cancel);
+    assert_eq!(finished(job.end().await).verdict, Verdict::Cancelled);
+    assert_eq!(rig.containers().await, Vec::<String>::new());
+    // The spare network went, too: an agent reaps before it makes one.
+    rig.clear().await;
+    other.clear().await;
+}
+
+#[tokio::test]
+async fn teardown_ends_jobs_and_attach_processes_even_stopped_ones() {
+    let rig = Rig::new().await;
+    let job = rig.begin(&rig.script("trap '' TERM; (setsid sleep 500 &); echo on; while :; do sleep 1; done"));
+    job.printed("on\n").await;
+    let attach = job.attach();
+    kill_process(attach, Signal::STOP).unwrap();
+    job.lose().await;
+    rig.clear().await;
+    until("the attach process is gone", async || test_kill_process(attach).is_err()).await;
+}
