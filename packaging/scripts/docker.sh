@@ -63,7 +63,8 @@ debian_mirror() {
         /etc/apt/sources.list /etc/apt/sources.list.d/*.list
     } 2>/dev/null | tr ' ' '\n' | grep -E '/debian/?$' | head -n 1
   ) || true
-  printf '%s\n' "${found:-http://deb.debian.org/debian}"
+  [ -n "${found:-}" ] || die "no apt source of this Debian release was found; install Docker 20.10 or newer by hand"
+  printf '%s\n' "$found"
 }
 
 os_release() (
@@ -85,7 +86,7 @@ confirm() {
 }
 
 install() {
-  local yes=${1:-} id codename packages=(docker.io) pin="" suite=""
+  local yes=${1:-} id codename packages=(docker.io) pin="" suite="" mirror=""
   [ "$(uname -s)" = Linux ] || die "jobs run in Linux containers: install Docker Desktop, colima or podman's \
 machine, start it, and run this again (an agent must share the machine with its Docker, so use a Linux VM)"
   [ -r /etc/os-release ] || die "unknown Linux without /etc/os-release: install Docker $OLDEST or newer by hand"
@@ -103,6 +104,7 @@ moby-engine; Arch: pacman -S docker; Alpine: apk add docker), start it, and run 
     pin="Package: *
 Pin: release n=$suite
 Pin-Priority: 100"
+    mirror=$(debian_mirror)
   fi
   # Debian 13 and later have the command in a package of its own.
   if [ "$id" = debian ] && [ "$codename" != bullseye ] && ! command -v docker >/dev/null; then
@@ -115,7 +117,7 @@ Pin-Priority: 100"
 
   say "no usable Docker here. This is what will be done, as root:"
   if [ -n "$pin" ]; then
-    say "  add the apt source   deb $(debian_mirror) $suite main   (sources.list.d/pilotlight-$suite.list)"
+    say "  add the apt source   deb $mirror $suite main   (sources.list.d/pilotlight-$suite.list)"
     say "  pin it at 100, so that nothing else is taken from it   (preferences.d/pilotlight-$suite)"
   fi
   say "  apt-get update"
@@ -125,7 +127,7 @@ Pin-Priority: 100"
 
   if [ -n "$pin" ]; then
     printf '%s\n' "$pin" >"/etc/apt/preferences.d/pilotlight-$suite"
-    printf 'deb %s %s main\n' "$(debian_mirror)" "$suite" >"/etc/apt/sources.list.d/pilotlight-$suite.list"
+    printf 'deb %s %s main\n' "$mirror" "$suite" >"/etc/apt/sources.list.d/pilotlight-$suite.list"
   fi
   apt-get update -q
   hold_services
