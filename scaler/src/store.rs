@@ -308,3 +308,6 @@ fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
     // A panic in between leaves a rolled-back transaction, not a broken connection.
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;
