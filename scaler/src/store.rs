@@ -249,9 +249,6 @@ impl Store {
                     ])
                 })
                 .map_err(sqlite)?;
-            if finished_at.is_some() {
-                transaction.execute("DELETE FROM payloads WHERE job = ?1", [job.id.to_string()]).map_err(sqlite)?;
-            }
         }
         for (job, payload) in &commit.payloads {
             let plain =
@@ -263,6 +260,10 @@ impl Store {
                     params![job.to_string(), sealed],
                 )
                 .map_err(sqlite)?;
+        }
+        // After the new ones: a job may be submitted and cancelled in one pass.
+        for job in commit.jobs.iter().filter(|job| job.ended().is_some()) {
+            transaction.execute("DELETE FROM payloads WHERE job = ?1", [job.id.to_string()]).map_err(sqlite)?;
         }
         transaction
             .execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('now', ?1)", [commit.now.to_string()])

@@ -157,6 +157,12 @@ async fn a_payload_is_sealed_and_gone_once_its_job_is_over() {
     assert_eq!(store.payload(first.id).await.unwrap(), None, "over, its log still open");
     assert_eq!(store.payload(second.id).await.unwrap(), Some(payload()));
     assert_eq!(store.payload(JobId::random()).await.unwrap(), None);
+
+    // Submitted and cancelled in one pass.
+    let brief = job(3);
+    let commit = jobs(&[&ended(&brief, 3, Log::Over { incomplete: false })]);
+    store.commit(Commit { payloads: vec![(brief.id, payload())], ..commit }).await.unwrap();
+    assert_eq!(store.payload(brief.id).await.unwrap(), None);
 }
 
 #[tokio::test]
