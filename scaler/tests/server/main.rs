@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod access;
+mod admin;
+mod ends;
 mod link;
 mod queue;
 mod rig;

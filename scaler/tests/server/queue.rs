@@ -58,6 +58,11 @@ async fn bad_input_is_refused_with_the_field_and_nothing_is_kept() {
     }
     let (status, error) = rig.call(Method::PUT, "/api/v1/jobs/not-an-id", Some(job())).await;
     assert_eq!(status, 400, "{error}");
+    let url = format!("{}/api/v1/jobs/{}", rig.url, JobId::random());
+    let cut = rig.http.put(url).bearer_auth(&rig.token).header("content-type", "application/json");
+    let answer = cut.body(r#"{"label": "cpu", "spec": {"#).send().await.unwrap();
+    assert_eq!(answer.status(), 422, "a body that was cut off");
+    assert_eq!(answer.json::<Value>().await.unwrap()["code"], "bad_input");
     let huge = json!({"label": "cpu", "spec": {"image": "x", "env": {"A": "x".repeat(9_000_000)}}});
     let (status, _) = rig.call(Method::PUT, &format!("/api/v1/jobs/{}", JobId::random()), Some(huge)).await;
     assert_eq!(status, 413);

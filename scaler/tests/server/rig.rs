@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 const SCRIPT: &str = r#"#!/bin/bash
-[ "$1" = run ] || exit 0
+[ "$1" = run ] || { [ ! -e "$(dirname "$0")/stuck" ]; exit; }
 exec 9>>"$3/agent.lock"
 flock -n 9 || exit 75
 echo "$$ $(cut -d' ' -f22 /proc/$$/stat)" >"$3/agent.lock"
@@ -30,7 +30,7 @@ exec sleep 300
 pub(crate) struct Rig {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) url: String,
-    token: String,
+    pub(crate) token: String,
     shutdown: CancellationToken,
     running: Option<JoinHandle<Result<(), RunError>>>,
     pub(crate) http: reqwest::Client,
@@ -105,6 +105,12 @@ impl Rig {
         (answer.status(), answer.json().await.unwrap_or(Value::Null))
     }
 
+    /// An instance as clients see it, gone ones included.
+    pub(crate) async fn instance(&self, id: InstanceId) -> Value {
+        let all = self.get("/api/v1/instances?all=1").await;
+        all.as_array().unwrap().iter().find(|one| one["id"] == json!(id)).cloned().unwrap_or(Value::Null)
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Value {
         self.call(Method::GET, path, None).await.1
     }
@@ -130,19 +136,27 @@ impl Rig {
 
     /// The bootstrap of the one machine, once it is there.
     pub(crate) async fn bootstrap(&self) -> Bootstrap {
-        let mut found = None;
-        until("a machine", async || {
+        self.bootstraps(1).await.remove(0)
+    }
+
+    /// The bootstraps of so many machines, once they are there.
+    pub(crate) async fn bootstraps(&self, count: usize) -> Vec<Bootstrap> {
+        let mut found = Vec::new();
+        until("machines", async || {
             let dirs = fs::read_dir(self.state().join("local")).into_iter().flatten().flatten();
-            found = dirs.filter_map(|dir| read_bootstrap(&dir.path())).next();
-            found.is_some()
+            found = dirs.filter_map(|dir| read_bootstrap(&dir.path())).collect();
+            found.len() >= count
         })
         .await;
-        found.unwrap()
+        found
     }
 
     pub(crate) async fn enrol(&self) -> Agent {
-        let bootstrap = self.bootstrap().await;
-        let answer = self.enrol_with(&bootstrap, &"ab".repeat(32)).await;
+        self.enrol_as(&self.bootstrap().await).await
+    }
+
+    pub(crate) async fn enrol_as(&self, bootstrap: &Bootstrap) -> Agent {
+        let answer = self.enrol_with(bootstrap, &"ab".repeat(32)).await;
         let answer: EnrolResponse = answer.error_for_status().unwrap().json().await.unwrap();
         let bearer = answer.bearer.expose().to_owned();
         Agent {
