@@ -260,9 +260,11 @@ pub(super) async fn log(
         .ok_or_else(|| ApiError::not_found("the instance has no such assignment"))?;
     let bytes: Result<Bytes, BytesRejection> = Bytes::from_request(request, &()).await;
     app.logs.create(job).await?;
-    let size = app.logs.append(job, offset, bytes?).await?;
+    let appended = app.logs.append(job, offset, bytes?).await;
+    // Whatever came of it: the call that brought the last byte may have been cut off before it closed the log, and
+    // its repeat is only a conflict.
     close_if_complete(&app, job).await?;
-    Ok(Json(LogSize { size }))
+    Ok(Json(LogSize { size: appended? }))
 }
 
 async fn job_of(app: &App, instance: InstanceId, assignment: AssignmentId) -> Result<Option<JobId>, ApiError> {

@@ -1,8 +1,9 @@
 //! How machines and jobs end when something dies or is lost on the way.
 
-use pilotlight_wire::agent::Directive;
+use pilotlight_wire::{Verdict, agent::Directive};
+use serde_json::json;
 
-use super::rig::{Rig, started};
+use super::rig::{Rig, finished, started};
 
 #[tokio::test]
 async fn a_machine_s_assignments_are_its_own() {
@@ -27,4 +28,23 @@ async fn a_machine_s_assignments_are_its_own() {
     assert_eq!(rig.job(mine.job.id).await["state"], "assigned");
     assert_eq!(rig.log(mine.job.id, "offset=0").await.0, b"");
     assert_eq!(first.event(mine.assignment, 1, started()).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_log_whose_last_byte_came_just_before_the_scaler_died_is_closed_by_the_repeat() {
+    let mut rig = Rig::new().await;
+    let job = rig.submit().await;
+    let mut agent = rig.enrol().await;
+    let id = agent.start().await.assignment;
+    agent.event(id, 1, started()).await;
+    agent.log(id, 0, b"abc").await;
+    agent.event(id, 2, finished(Verdict::Success, Some(0), 6)).await;
+    rig.stop().await.unwrap();
+    // Killed between the append and what follows it.
+    let log = rig.state().join("logs").join(format!("{job}.log"));
+    std::fs::write(log, "abcdef").unwrap();
+    rig.start().await;
+    let (status, body) = agent.log(id, 3, b"def").await;
+    assert_eq!((status.as_u16(), &body["size"]), (409, &json!(6)), "the agent takes this for the end");
+    assert_eq!(rig.log(job, "offset=0").await, (b"abcdef".to_vec(), "closed".to_owned()));
 }
