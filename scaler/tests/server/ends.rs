@@ -3,7 +3,7 @@
 use pilotlight_wire::{Verdict, agent::Directive};
 use serde_json::json;
 
-use super::rig::{Rig, finished, started};
+use super::rig::{Rig, finished, started, until};
 
 #[tokio::test]
 async fn a_machine_s_assignments_are_its_own() {
@@ -47,4 +47,22 @@ async fn a_log_whose_last_byte_came_just_before_the_scaler_died_is_closed_by_the
     let (status, body) = agent.log(id, 3, b"def").await;
     assert_eq!((status.as_u16(), &body["size"]), (409, &json!(6)), "the agent takes this for the end");
     assert_eq!(rig.log(job, "offset=0").await, (b"abcdef".to_vec(), "closed".to_owned()));
+}
+
+#[tokio::test]
+async fn a_machine_whose_clock_is_wrong_does_not_make_its_jobs_old() {
+    let rig = Rig::new().await;
+    let job = rig.submit().await;
+    let mut agent = rig.enrol().await;
+    let id = agent.start().await.assignment;
+    // The played agent lives in 1970.
+    agent.event(id, 1, started()).await;
+    agent.event(id, 2, finished(Verdict::Success, Some(0), 0)).await;
+    until("closed", async || rig.log(job, "offset=0").await.1 == "closed").await;
+    let view = rig.job(job).await;
+    let phases: Vec<jiff::Timestamp> =
+        ["queued", "launched", "booted", "enrolled", "assigned", "image_ready", "started", "finished"]
+            .map(|phase| view["phases"][phase].as_str().unwrap().parse().unwrap())
+            .into();
+    assert!(phases.is_sorted(), "{view}");
 }

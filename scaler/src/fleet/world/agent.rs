@@ -43,7 +43,7 @@ impl World {
             instance.enrolment = Some(Enrolment {
                 nonce: enrol.nonce,
                 at: now,
-                agent_started_at: enrol.agent_started_at,
+                agent_started_at: believed(enrol.agent_started_at, instance.created_at, now),
                 agent_version: enrol.agent_version,
                 inventory: enrol.inventory,
             });
@@ -138,12 +138,14 @@ impl World {
             return Err(Refusal::EventGap { expected });
         }
         let (job, cancel) = (assignment.job, assignment.cancel);
+        let begun = self.jobs.get(&job).and_then(|job| job.phases.started).unwrap_or(assignment.assigned_at);
+        let at = believed(event.at, begun, now);
         self.seen.entry(id).or_default().heard_at = Some(now);
         let state = match event.event {
             AssignmentEventKind::Started { image_ready_at, .. } => {
                 if let Some(job) = self.job_mut(job) {
-                    job.phases.image_ready = Some(image_ready_at);
-                    job.phases.started = Some(event.at);
+                    job.phases.image_ready = Some(believed(image_ready_at, begun, at));
+                    job.phases.started = Some(at);
                 }
                 AssignmentState::Running
             }
@@ -152,7 +154,7 @@ impl World {
                 AssignmentState::Ended { at: now, log_closed: true }
             }
             AssignmentEventKind::Finished(finished) => {
-                self.end_by_agent(id, job, finished, event.at);
+                self.end_by_agent(id, job, finished, at);
                 AssignmentState::Ended { at: now, log_closed: false }
             }
         };
@@ -175,6 +177,11 @@ impl World {
             Stage::Accepted | Stage::Preparing => report.detail.as_deref(),
         }
     }
+}
+
+/// A time by an agent's clock, which may be wrong, held between two of ours: it decides how long a job is kept.
+fn believed(said: Timestamp, earliest: Timestamp, latest: Timestamp) -> Timestamp {
+    said.max(earliest).min(latest)
 }
 
 /// The idle clock starts when the last job ends.
