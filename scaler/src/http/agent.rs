@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 use super::{ApiError, App, bearer};
 use crate::{
-    control::orders,
+    control::{Stopped, orders},
     fleet::{
         Event, Order, Refusal,
         demand::Log,
@@ -236,7 +236,7 @@ pub(super) async fn event(
     let (Path(assignment), Json(event)) = (id?, event?);
     let n = event.n;
     app.control.apply(Event::AssignmentEvent { instance, assignment, event }).await??;
-    if let Some(job) = job_of(&app, instance, assignment).await? {
+    if let Ok(job) = job_of(&app, instance, assignment).await? {
         close_if_complete(&app, job).await?;
     }
     Ok(Json(EventAck { expected: n + 1 }))
@@ -255,9 +255,7 @@ pub(super) async fn log(
     request: Request,
 ) -> Result<Json<LogSize>, ApiError> {
     let (Path(assignment), Query(Offset { offset })) = (id?, offset?);
-    let job = job_of(&app, instance, assignment)
-        .await?
-        .ok_or_else(|| ApiError::not_found("the instance has no such assignment"))?;
+    let job = job_of(&app, instance, assignment).await??;
     let bytes: Result<Bytes, BytesRejection> = Bytes::from_request(request, &()).await;
     app.logs.create(job).await?;
     let appended = app.logs.append(job, offset, bytes?).await;
@@ -267,12 +265,15 @@ pub(super) async fn log(
     Ok(Json(LogSize { size: appended? }))
 }
 
-async fn job_of(app: &App, instance: InstanceId, assignment: AssignmentId) -> Result<Option<JobId>, ApiError> {
+async fn job_of(app: &App, instance: InstanceId, assignment: AssignmentId) -> Result<Result<JobId, Refusal>, Stopped> {
     let find = move |world: &crate::fleet::World| {
-        let machine = world.instance(instance)?;
-        machine.assignments.get(&assignment).map(|assignment| assignment.job)
+        let machine = world.instance(instance).ok_or(Refusal::UnknownInstance)?;
+        if !machine.is_live() {
+            return Err(Refusal::InstanceGone);
+        }
+        machine.assignments.get(&assignment).map(|assignment| assignment.job).ok_or(Refusal::UnknownAssignment)
     };
-    Ok(app.control.read(move |world, _, _| find(world)).await?)
+    app.control.read(move |world, _, _| find(world)).await
 }
 
 /// Closes a log that has all its bytes. Asked after every append and every event, each time anew: whichever of the

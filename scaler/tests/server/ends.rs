@@ -1,9 +1,58 @@
 //! How machines and jobs end when something dies or is lost on the way.
 
-use pilotlight_wire::{Verdict, agent::Directive};
+use pilotlight_wire::{
+    ErrorBody, Verdict,
+    agent::{Directive, Seq},
+};
+use reqwest::Method;
 use serde_json::json;
 
 use super::rig::{Rig, finished, started, until};
+
+#[tokio::test]
+async fn a_machine_is_told_to_go_until_it_is_gone_whoever_restarts_and_then_nothing_else() {
+    let mut rig = Rig::new().await;
+    let job = rig.submit().await;
+    let mut agent = rig.enrol().await;
+    let bootstrap = rig.bootstrap().await;
+    let id = agent.start().await.assignment;
+    agent.event(id, 1, finished(Verdict::Success, Some(0), 0)).await;
+    assert_eq!(rig.log(job, "offset=0").await.1, "closed");
+    // As while Docker is down.
+    std::fs::write(rig.dir.path().join("stuck"), "").unwrap();
+    let drain = json!({"target": {"instance": agent.instance}});
+    rig.call(Method::POST, "/api/v1/drain", Some(drain)).await;
+    for restarted in [false, true] {
+        if restarted {
+            rig.stop().await.unwrap();
+            rig.start().await;
+        }
+        let view = rig.instance(agent.instance).await;
+        assert_eq!((&view["phase"], &view["cause"]), (&json!("terminating"), &json!("drained by an admin")));
+        for _ in 0..2 {
+            let directives = agent.directives().await;
+            assert_eq!(directives, [Directive::Terminate { reason: "drained by an admin".to_owned() }]);
+        }
+    }
+    until("an alert", async || rig.get("/api/v1/status").await["alerts"][0]["code"] == "destroy_failing").await;
+
+    std::fs::remove_file(rig.dir.path().join("stuck")).unwrap();
+    until("gone", async || rig.instance(agent.instance).await["phase"] == "gone").await;
+    for restarted in [false, true] {
+        if restarted {
+            rig.stop().await.unwrap();
+            rig.start().await;
+        }
+        let sync = agent.sync_as(Seq { run: 9, n: 1 }).send().await.unwrap();
+        assert_eq!(sync.status(), 410);
+        assert_eq!(sync.json::<ErrorBody>().await.unwrap().code, ErrorBody::INSTANCE_GONE);
+        for answer in [agent.event(id, 2, started()).await, agent.log(id, 0, b"x").await] {
+            assert_eq!((answer.0.as_u16(), &answer.1["code"]), (410, &json!(ErrorBody::INSTANCE_GONE)));
+        }
+        let enrol = rig.enrol_with(&bootstrap, &"ab".repeat(32)).await;
+        assert_eq!(enrol.status(), 410);
+    }
+}
 
 #[tokio::test]
 async fn a_machine_s_assignments_are_its_own() {
