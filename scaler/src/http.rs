@@ -116,6 +116,7 @@ pub fn router(app: App) -> Router {
         .merge(clients)
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
+        .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .fallback(|| async { ApiError::not_found("no such path; the API lives under /api/v1") })
         .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, REQUEST_TIMEOUT))
         .with_state(app)

@@ -1,6 +1,6 @@
 //! Who may call what, and what everybody may see.
 
-use pilotlight_wire::{ErrorBody, InstanceId, Verdict};
+use pilotlight_wire::{ErrorBody, InstanceId, JobId, Verdict};
 use reqwest::{Method, StatusCode};
 
 use super::rig::{Rig, finished, started};
@@ -64,6 +64,26 @@ async fn a_bearer_of_another_nonce_or_of_an_unknown_instance_is_nobody_s() {
     bootstrap.secret = keys.enrol_secret(unknown);
     bootstrap.instance = unknown;
     assert_eq!(rig.enrol_with(&bootstrap, &"ab".repeat(32)).await.status(), 404);
+}
+
+#[tokio::test]
+async fn what_is_no_route_is_said_in_the_same_form_as_every_error() {
+    let rig = Rig::new().await;
+    let job = JobId::random();
+    let cases = [
+        (Method::GET, "/".to_owned(), 404),
+        (Method::GET, "/api/v2/jobs".to_owned(), 404),
+        (Method::DELETE, format!("/api/v1/jobs/{job}"), 405),
+        (Method::GET, "/agent/v1/enrol".to_owned(), 405),
+    ];
+    for (method, path, status) in cases {
+        let url = format!("{}{path}", rig.url);
+        let answer = rig.http.request(method.clone(), url).bearer_auth(&rig.token).send().await.unwrap();
+        assert_eq!(answer.status(), status, "{method} {path}");
+        let text = answer.text().await.unwrap();
+        let error: Result<ErrorBody, _> = serde_json::from_str(&text);
+        assert!(error.is_ok_and(|error| !error.message.is_empty()), "{method} {path}: {text:?}");
+    }
 }
 
 #[tokio::test]
