@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use pilotlight_wire::{
     ErrorBody,
     agent::{AssignmentEvent, Bootstrap, EnrolRequest, EnrolResponse, EventAck, LogSize, SyncRequest, SyncResponse},
-    api::{DrainRequest, InstanceView, JobView, Orphan, PlanView, StatusView, SubmitJob},
+    api::{DrainRequest, DrainResponse, InstanceView, JobView, Orphan, PlanView, StatusView, SubmitJob},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -47,6 +47,12 @@ fn bootstrap_and_enrolment() {
         "instance": ID, "secret": "s", "nonce": "n", "agent_version": "0.1.0", "agent_started_at": NOW,
         "inventory": inventory(), "health": {"problems": ["Docker does not answer"]}
     }));
+    let bare = json!({"gpus": [], "cpus": 2, "memory_bytes": 1, "disk_free_bytes": 2, "kernel": "6.1"});
+    let old: EnrolRequest = read(json!({
+        "instance": ID, "secret": "s", "nonce": "n", "agent_version": "0.1.0", "agent_started_at": NOW,
+        "inventory": bare, "health": {"problems": []}
+    }));
+    assert_eq!((old.inventory.driver, old.inventory.docker), (None, None));
     golden::<EnrolResponse>(json!({
         "bearer": "b", "server_time": NOW,
         "policy": {"lease_seconds": 600, "result_grace_seconds": 3600, "sample_seconds": 5, "cpu_jobs": 1}
@@ -95,6 +101,7 @@ fn events_and_logs() {
     ] {
         golden::<AssignmentEvent>(json!({"n": 1, "at": NOW, "event": event}));
     }
+    read::<AssignmentEvent>(json!({"n": 1, "at": NOW, "event": {"kind": "started", "image_ready_at": NOW}}));
     read::<AssignmentEvent>(
         json!({"n": 2, "at": NOW, "event": {"kind": "finished", "verdict": "cancelled", "log_bytes": 0}}),
     );
@@ -145,5 +152,6 @@ fn clients() {
     for target in [json!("all"), json!({"instance": ID}), json!({"pool": "h200"})] {
         golden::<DrainRequest>(json!({"target": target, "now": true}));
     }
+    golden::<DrainResponse>(json!({"instances": [ID]}));
     golden::<Orphan>(json!({"provider": "local", "instance": ID, "since": NOW}));
 }
