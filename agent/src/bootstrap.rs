@@ -7,6 +7,7 @@
 //!     run             how often an agent started here (link 3)
 //!     started_at      when the first one did
 //!     policy.json     the scaler's last policy; there once an agent was enrolled
+//!     bearer          the token of the last enrolment
 //!     done            why the agent left for good: it is not started again
 //!     reserve         room for events on a disk that is full; see `disk`
 //!     assignments/    see `job`
@@ -22,7 +23,10 @@ use std::{
 
 use jiff::Timestamp;
 use pilotlight_runtime::durable;
-use pilotlight_wire::agent::{Bootstrap, Policy};
+use pilotlight_wire::{
+    Secret,
+    agent::{Bootstrap, Policy},
+};
 use rand::Rng;
 
 use crate::machine::Leave;
@@ -159,6 +163,14 @@ impl AgentDir {
             .map_err(|error| self.failed("policy.json")(error.into()))
     }
 
+    /// The bearer of the last enrolment, if there was one.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn bearer(&self) -> Result<Option<Secret>, DirError> {
+        Ok(self.read("bearer")?.map(Secret::new))
+    }
+
     /// Why an agent left here for good, if one did.
     ///
     /// # Errors
@@ -208,12 +220,14 @@ pub fn read_bootstrap(dir: &Path) -> Result<Bootstrap, DirError> {
     read.map_err(|source| DirError::Bootstrap { path, source })
 }
 
-/// Keeps the policy of an enrolment: an agent that starts again while the scaler is away still knows its lease.
+/// Keeps what an enrolment gave: an agent that starts again while the scaler is away still knows its lease, and can show
+/// a scaler that lost its database that it had enrolled.
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn keep_policy(dir: &Path, policy: &Policy) -> io::Result<()> {
-    durable::write(&dir.join("policy.json"), &serde_json::to_vec(policy)?)
+pub fn keep_enrolment(dir: &Path, policy: &Policy, bearer: &Secret) -> io::Result<()> {
+    durable::write(&dir.join("policy.json"), &serde_json::to_vec(policy)?)?;
+    durable::write(&dir.join("bearer"), bearer.expose().as_bytes())
 }
 
 /// The kernel's start time of this process, clock ticks since boot; with the pid it names a process for good.
@@ -269,7 +283,7 @@ mod tests {
         assert_eq!((nonce.len(), agent.next_run().unwrap()), (64, 1));
         assert_eq!((agent.policy().unwrap(), agent.done().unwrap()), (None, None));
         let policy = Policy { lease_seconds: 600, result_grace_seconds: 3600, sample_seconds: 5, cpu_jobs: 1 };
-        keep_policy(dir.path(), &policy).unwrap();
+        keep_enrolment(dir.path(), &policy, &Secret::new("b")).unwrap();
         agent.mark_done(Leave::Lapsed).unwrap();
         drop(agent);
 
@@ -278,6 +292,7 @@ mod tests {
         assert_eq!(agent.started_at(Timestamp::MAX).unwrap(), first);
         assert_eq!(agent.next_run().unwrap(), 2);
         assert_eq!(agent.policy().unwrap(), Some(policy));
+        assert_eq!(agent.bearer().unwrap().unwrap().expose(), "b");
         assert_eq!(agent.done().unwrap().as_deref(), Some("lapsed"));
     }
 

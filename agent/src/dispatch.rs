@@ -226,8 +226,8 @@ where
         match answer {
             Answer::Ok(EnrolResponse { bearer, policy, .. }) => {
                 info!(lease_seconds = policy.lease_seconds, "enrolled");
-                let (dir, kept) = (self.dir.clone(), policy.clone());
-                blocking(&self.dir, move || bootstrap::keep_policy(&dir, &kept)).await?;
+                let (dir, kept, shown) = (self.dir.clone(), policy.clone(), bearer.clone());
+                blocking(&self.dir, move || bootstrap::keep_enrolment(&dir, &kept, &shown)).await?;
                 self.session = Some(client.session(bearer));
                 self.pace.sample_every(Duration::from_secs(policy.sample_seconds.clamp(1, 3600)));
                 self.handle(Event::Enrolled(policy)).await

@@ -148,6 +148,7 @@ fn prepare(
         agent_started_at: dir.started_at(clock.now())?,
         inventory,
         health,
+        bearer: dir.bearer()?,
     };
     let boot_id = clock::boot_id().map_err(RunError::Runtime)?;
     let machine = machine::Setup { run: dir.next_run()?, boot_id, gpus, policy: dir.policy()?, found };

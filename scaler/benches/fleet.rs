@@ -44,6 +44,7 @@ fn settings() -> Settings {
         name: "h200".parse().unwrap(),
         placements: vec![placement.name.clone()],
         max_instances: MACHINES,
+        min_idle: 0,
         idle_timeout: SignedDuration::from_mins(10),
         boot_timeout: SignedDuration::from_mins(20),
         max_lifetime: SignedDuration::from_hours(24),
@@ -81,6 +82,7 @@ fn world(free: usize, label: &str) -> World {
             deadline: now() + SignedDuration::from_hours(6),
             cancel: false,
             last_event: 1,
+            adopted: false,
             state: AssignmentState::Running,
         };
         let id = AssignmentId::from_uuid(Uuid::from_u128(u128::from(n) + (2 << 100)));
@@ -95,6 +97,7 @@ fn world(free: usize, label: &str) -> World {
             changed_at: now(),
             boot_deadline: now() + SignedDuration::from_mins(20),
             lifetime_end: now() + SignedDuration::from_hours(24),
+            held_until: None,
             single_use: false,
             assigned_total: 1,
             enrolment: None,
@@ -107,6 +110,7 @@ fn world(free: usize, label: &str) -> World {
             instance: InstanceId::from_uuid(Uuid::from_u128(u128::from(n) + 1)),
             alive: true,
             note: None,
+            tags: None,
         })
         .collect();
     world.apply(Event::ListRead { began_at: now() + SignedDuration::from_millis(1), listed }, now()).unwrap();

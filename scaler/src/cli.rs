@@ -18,10 +18,10 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
 use pilotlight_runtime::units::Span;
-use pilotlight_wire::{InstanceId, JobId};
+use pilotlight_wire::{InstanceId, JobId, api::MAX_HOLD_SECONDS};
 
 pub use self::access::AccessArgs;
-use crate::config::{Surroundings, Valid};
+use crate::config::{Invalid, Surroundings, Valid};
 
 /// GPU machines for CI that exist only while a job needs them
 #[derive(Debug, Parser)]
@@ -106,6 +106,10 @@ pub enum ClientCommand {
     Plan(QueryArgs),
     /// Give machines no new jobs; they go away when their jobs are done
     Drain(DrainArgs),
+    /// Keep a machine for debugging: no new jobs, and it does not go away
+    Hold(HoldArgs),
+    /// End a hold
+    Release(ReleaseArgs),
     /// List machines that carry our mark and that the scaler does not know
     Reap(ReapArgs),
 }
@@ -233,6 +237,33 @@ pub struct DrainArgs {
     output: Output,
 }
 
+/// Arguments of `hold`.
+#[derive(Args, Debug)]
+pub struct HoldArgs {
+    #[command(flatten)]
+    access: AccessArgs,
+    /// The machine
+    #[arg(value_name = "INSTANCE")]
+    instance: InstanceId,
+    /// How long from now, at most 24h; a second hold replaces the first
+    #[arg(long = "for", value_name = "DURATION", default_value = "4h", value_parser = hold)]
+    duration: Span,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Arguments of `release`.
+#[derive(Args, Debug)]
+pub struct ReleaseArgs {
+    #[command(flatten)]
+    access: AccessArgs,
+    /// The machine
+    #[arg(value_name = "INSTANCE")]
+    instance: InstanceId,
+    #[command(flatten)]
+    output: Output,
+}
+
 /// Arguments of `reap`.
 #[derive(Args, Debug)]
 pub struct ReapArgs {
@@ -292,22 +323,40 @@ fn loopback(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Loads the config of `run`, telling errors and warnings on stderr. With errors the result is the exit code.
+/// Loads the config of `run`, telling errors and warnings on stderr, and says how to load it again. With errors the
+/// result is the exit code.
 ///
 /// # Errors
 /// 78 when the config has errors.
-pub fn load(args: &RunArgs) -> Result<Valid, ExitCode> {
+pub fn load(args: &RunArgs) -> Result<(Valid, impl Fn() -> Result<Valid, Invalid> + Clone + Send + 'static), ExitCode> {
     let around = surroundings(args.state_dir.as_deref()).map_err(|failure| ExitCode::from(code(Err(failure))))?;
-    match crate::config::load(&args.config, &around) {
-        Ok(mut valid) => {
+    // A reload may come after the working directory has changed.
+    let path = std::path::absolute(&args.config).unwrap_or_else(|_| args.config.clone());
+    let (config, listen) = (args.config.clone(), args.listen);
+    let load = move |path: &std::path::Path| {
+        let mut valid = crate::config::load(path, &around)?;
+        valid.config.listen = listen.unwrap_or(valid.config.listen);
+        Ok(valid)
+    };
+    match load(&config) {
+        Ok(valid) => {
             check::findings(&[], &valid.warnings);
-            valid.config.listen = args.listen.unwrap_or(valid.config.listen);
-            Ok(valid)
+            Ok((valid, move || load(&path)))
         }
         Err(invalid) => {
             check::findings(&invalid.errors, &invalid.warnings);
             Err(ExitCode::from(exit::CONFIG))
         }
+    }
+}
+
+/// A time for which a machine may be held.
+fn hold(text: &str) -> Result<Span, String> {
+    let span: Span = text.parse().map_err(|error| format!("{error}"))?;
+    match span.0.as_secs() {
+        0 => Err(format!("{text} is too short: write at least \"1s\"; `pilotlight release` ends a hold")),
+        1..=MAX_HOLD_SECONDS => Ok(span),
+        _ => Err(format!("{text} is too long: 24h at most; hold it again before that is over")),
     }
 }
 

@@ -31,7 +31,7 @@ use self::{
     document::{Document, Section},
     files::Content,
 };
-use crate::fleet::{Label, Placement, Pool};
+use crate::fleet::{Label, Placement, Pool, Settings};
 
 /// Where the scaler listens when the file does not say.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8470";
@@ -61,6 +61,52 @@ pub struct Config {
     pub key_file: Option<PathBuf>,
     /// A file with the admin's token; absent: made in the state directory.
     pub admin_token_file: Option<PathBuf>,
+}
+
+/// What a running scaler takes from a new config besides the fleet's own settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// How long an agent lives without an answer.
+    pub lease: Duration,
+    /// Bytes of log kept of one job.
+    pub max_log: u64,
+    /// How long the logs of finished jobs are kept.
+    pub keep_logs: Duration,
+}
+
+impl Config {
+    /// What may change while the scaler runs.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            lease: Duration::try_from(self.lease).unwrap_or_default(),
+            max_log: self.max_log,
+            keep_logs: Duration::try_from(self.keep_logs).unwrap_or_default(),
+        }
+    }
+
+    /// What the fleet core goes by.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings {
+            lease: self.lease,
+            labels: self.labels.clone(),
+            pools: self.pools.clone(),
+            placements: self.placements.clone(),
+        }
+    }
+
+    /// The keys that another config changes and that a running scaler cannot follow.
+    #[must_use]
+    pub fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
+        let keys = [
+            ("listen", self.listen != other.listen),
+            ("state_dir", self.state_dir != other.state_dir),
+            ("key_file", self.key_file != other.key_file),
+            ("admin_token_file", self.admin_token_file != other.admin_token_file),
+        ];
+        keys.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
+    }
 }
 
 /// What of its surroundings a config is checked against.

@@ -16,7 +16,7 @@ use crate::{
     fleet::{Action, Event, Instance, ProviderConfig, World, event::CreateFailure},
     keys::Keys,
     logs::LogStore,
-    provider::{CreateError, local::LocalProvider},
+    provider::{CreateError, Tags, local::LocalProvider},
 };
 
 /// How often the provider's list is read when nothing is to be proved. The local one is a directory; a cloud's costs more.
@@ -83,7 +83,13 @@ impl Effects {
             gpus: Some(instance.gpu_ids.clone()),
             host_image: config.host_image,
         };
-        let event = match self.local.create(&bootstrap, config).await {
+        let tags = Tags {
+            pool: instance.pool.clone(),
+            placement: instance.placement.name.clone(),
+            created_at: instance.created_at,
+            gpu_ids: instance.gpu_ids.clone(),
+        };
+        let event = match self.local.create(&bootstrap, config, &tags).await {
             Ok(()) => Event::Created(instance.id),
             Err(error) => {
                 let message = Report(&error).to_string();

@@ -22,4 +22,4 @@ pub use placement::{LocalPlacement, Placement, ProviderConfig};
 pub use plan::{Action, Plan, Planned, plan};
 pub use pool::{Label, Pool};
 pub use reason::{Cause, Reason, Waiting};
-pub use world::{Dirty, Health, ListState, Orphan, RESULT_GRACE, Seen, Settings, World};
+pub use world::{Breaker, Dirty, Health, ListState, Orphan, RESULT_GRACE, Seen, Settings, World};

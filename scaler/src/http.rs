@@ -15,12 +15,13 @@ use axum::{
     routing::{get, post, put},
 };
 use pilotlight_runtime::clock::Clock;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
 
 use self::error::ApiError;
 use crate::{
+    config::Rules,
     control::Handle,
     keys::{AdminToken, Keys},
     logs::LogStore,
@@ -73,15 +74,15 @@ pub struct Inner {
     pub metrics: Metrics,
     /// Time.
     pub clock: Clock,
-    /// How agents are to behave.
-    pub rules: AgentRules,
+    /// What may change while the scaler runs.
+    pub rules: watch::Receiver<Rules>,
     /// The order of syncs per instance.
     pub syncs: agent::Syncs,
     /// Held requests answer at once when the scaler stops.
     pub shutdown: CancellationToken,
 }
 
-pub use agent::{AgentRules, Syncs};
+pub use agent::Syncs;
 
 /// All routes.
 pub fn router(app: App) -> Router {
@@ -105,6 +106,8 @@ pub fn router(app: App) -> Router {
         .route("/api/v1/plan", get(client::plan))
         .route("/api/v1/drain", post(client::drain))
         .route("/api/v1/resume", post(client::resume))
+        .route("/api/v1/hold", post(client::hold))
+        .route("/api/v1/release", post(client::release))
         .route("/api/v1/orphans", get(client::orphans))
         .route("/api/v1/reap", post(client::reap))
         .route("/metrics", get(metrics))

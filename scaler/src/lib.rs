@@ -10,6 +10,7 @@ pub mod keys;
 pub mod logs;
 pub mod metrics;
 pub mod provider;
+pub mod reload;
 mod run;
 pub mod store;
 

@@ -84,7 +84,6 @@ pub struct LogStore(Arc<Shared>);
 
 struct Shared {
     dir: PathBuf,
-    keep: Duration,
     clock: Clock,
     free_space: fn(&Path) -> io::Result<u64>,
     open: Mutex<HashMap<JobId, Arc<OpenLog>>>,
@@ -122,18 +121,18 @@ enum Place {
 }
 
 impl LogStore {
-    /// The logs in a directory, which is made when it is missing. Finished logs are kept for `keep`.
+    /// The logs in a directory, which is made when it is missing.
     ///
     /// # Errors
     /// When the directory cannot be made.
-    pub fn open(dir: &Path, keep: Duration, clock: Clock) -> Result<Self, LogError> {
+    pub fn open(dir: &Path, clock: Clock) -> Result<Self, LogError> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|source| LogError::Io {
             doing: "make the directory",
             path: dir.to_owned(),
             source,
         })?;
         let free_space = sweep::free_space;
-        Ok(Self(Arc::new(Shared { dir: dir.to_owned(), keep, clock, free_space, open: Mutex::default() })))
+        Ok(Self(Arc::new(Shared { dir: dir.to_owned(), clock, free_space, open: Mutex::default() })))
     }
 
     /// Makes a job's log known, empty unless it has bytes already. Idempotent; called when a job is accepted and, at

@@ -6,6 +6,7 @@ use pilotlight_runtime::{Report, logging, signals};
 use pilotlight_scaler::{
     RunError,
     cli::{self, Invocation, RunArgs, exit},
+    reload,
 };
 use tokio::runtime::Runtime;
 
@@ -18,14 +19,14 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &RunArgs) -> ExitCode {
-    let valid = match cli::load(args) {
-        Ok(valid) => valid,
+    let (valid, again) = match cli::load(args) {
+        Ok(loaded) => loaded,
         Err(code) => return code,
     };
     logging::init(args.json_logs);
     block_on(async move {
-        let result = match signals::shutdown_token() {
-            Ok(shutdown) => pilotlight_scaler::run(valid.config, shutdown).await,
+        let result = match signals::shutdown_token().and_then(|shutdown| Ok((reload::at_hangup(again)?, shutdown))) {
+            Ok((reloads, shutdown)) => pilotlight_scaler::run(valid.config, reloads, shutdown).await,
             Err(source) => Err(RunError::Serve(source)),
         };
         match result {

@@ -2,7 +2,9 @@
 
 pub mod local;
 
-use pilotlight_wire::InstanceId;
+use jiff::Timestamp;
+use pilotlight_wire::{GpuId, InstanceId, PlacementName, PoolName};
+use serde::{Deserialize, Serialize};
 
 /// One machine in a provider's list that carries our controller's mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +15,22 @@ pub struct Listed {
     pub alive: bool,
     /// Why it is not alive, for people.
     pub note: Option<String>,
+    /// What was written on it when it was made; `None` when that cannot be read.
+    pub tags: Option<Tags>,
+}
+
+/// What a machine carries from its create call on, enough to rebuild a lost database from the provider's list
+/// (design 8).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tags {
+    /// Its pool.
+    pub pool: PoolName,
+    /// The rung of the ladder it came from.
+    pub placement: PlacementName,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// Its GPUs, where the placement names them.
+    pub gpu_ids: Vec<GpuId>,
 }
 
 /// Why a create call failed. The class decides what happens to the placement (design 4, 9).

@@ -3,19 +3,23 @@
 use std::{fs::File, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use pilotlight_runtime::{Report, clock::Clock};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, watch},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    config::Config,
+    config::{Config, Rules},
     control::{self, Control},
     effects::Effects,
-    fleet::{Settings, World},
-    http::{self, AgentRules, App},
+    fleet::World,
+    http::{self, App},
     keys::{AdminToken, KeyError, Keys},
     logs::{LogError, LogStore},
     metrics::Metrics,
     provider::local::LocalProvider,
+    reload::{self, Reload},
     store::{Store, StoreError},
 };
 
@@ -63,11 +67,12 @@ pub enum RunError {
     Serve(#[source] io::Error),
 }
 
-/// Runs the scaler until `shutdown`. Agents and their jobs go on without it.
+/// Runs the scaler until `shutdown`, by the config it is given and those that `reloads` brings. Agents and their jobs
+/// go on without it.
 ///
 /// # Errors
 /// See [`RunError`].
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), RunError> {
+pub async fn run(config: Config, reloads: mpsc::Receiver<Reload>, shutdown: CancellationToken) -> Result<(), RunError> {
     let state_dir = config.state_dir.clone();
     let _lock = lock(&state_dir)?;
     let database = state_dir.join("pilotlight.db");
@@ -78,8 +83,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), RunE
     let store = Store::open(&database, Arc::clone(&keys))?;
     let loaded = store.load()?;
     let clock = Clock::system(loaded.floor);
-    let keep_logs = Duration::try_from(config.keep_logs).unwrap_or_default();
-    let logs = LogStore::open(&state_dir.join("logs"), keep_logs, clock.clone())?;
+    let logs = LogStore::open(&state_dir.join("logs"), clock.clone())?;
     for job in &loaded.jobs {
         logs.create(job.id).await?;
     }
@@ -88,9 +92,8 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), RunE
         TcpListener::bind(config.listen).await.map_err(|source| RunError::Listen { address: config.listen, source })?;
     let address = listener.local_addr().map_err(RunError::Serve)?;
 
-    let settings =
-        Settings { lease: config.lease, labels: config.labels, pools: config.pools, placements: config.placements };
-    let world = World::new(settings, rand::random(), clock.now(), loaded.instances, loaded.jobs);
+    let world = World::new(config.settings(), rand::random(), clock.now(), loaded.instances, loaded.jobs);
+    let (rules_sender, rules) = watch::channel(config.rules());
     let local = Arc::new(LocalProvider::new(&state_dir));
     let metrics = Metrics::default();
     let (handle, inbox) = control::channel();
@@ -105,14 +108,14 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), RunE
         soon: watch::Sender::new(false),
     };
     let app = App::new(http::Inner {
-        control: handle,
+        control: handle.clone(),
         store: store.clone(),
         logs: logs.clone(),
         keys,
         admin,
         metrics: metrics.clone(),
         clock: clock.clone(),
-        rules: AgentRules { lease: Duration::try_from(config.lease).unwrap_or_default(), max_log: config.max_log },
+        rules: rules.clone(),
         syncs: http::Syncs::default(),
         shutdown: shutdown.clone(),
     });
@@ -127,7 +130,13 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), RunE
         async move { local.supervise(shutdown).await }
     });
     tasks.spawn(effects.keep_listing(clock.clone(), shutdown.clone()));
-    tasks.spawn(sweep(logs, store, clock, keep_logs, shutdown.clone()));
+    tasks.spawn(sweep(logs, store, clock, rules, shutdown.clone()));
+    tasks.spawn({
+        let (follow, shutdown) = (reload::follow(reloads, config, rules_sender, handle), shutdown.clone());
+        async move {
+            let _stopped = shutdown.run_until_cancelled(follow).await;
+        }
+    });
     tracing::info!(%address, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "scaler started");
 
     let early = tokio::select! {
@@ -180,9 +189,10 @@ fn lock(state_dir: &std::path::Path) -> Result<File, RunError> {
 }
 
 /// Deletes old logs and forgets old jobs.
-async fn sweep(logs: LogStore, store: Store, clock: Clock, keep: Duration, shutdown: CancellationToken) {
+async fn sweep(logs: LogStore, store: Store, clock: Clock, rules: watch::Receiver<Rules>, shutdown: CancellationToken) {
     loop {
-        if let Err(error) = logs.sweep().await {
+        let keep = rules.borrow().keep_logs;
+        if let Err(error) = logs.sweep(keep).await {
             tracing::warn!(error = %Report(&error), "old logs not swept");
         }
         let before = clock.now().saturating_sub(keep).unwrap_or(clock.now());

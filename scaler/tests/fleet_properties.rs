@@ -18,7 +18,7 @@ use pilotlight_scaler::{
 };
 use pilotlight_wire::{
     GpuId, InstanceId, JobId, Usage, Verdict,
-    agent::{AssignmentEvent, AssignmentEventKind, AssignmentReport, Finished, Gpu, Inventory, Stage},
+    agent::{AssignmentEvent, AssignmentEventKind, AssignmentReport, Finished, Gpu, Inventory, Seq, Stage},
     api::DrainTarget,
 };
 use proptest::prelude::*;
@@ -42,6 +42,7 @@ fn settings() -> Settings {
         name: name.parse().unwrap(),
         placements: placements.iter().map(|name| name.parse().unwrap()).collect(),
         max_instances: max,
+        min_idle: 0,
         idle_timeout: SignedDuration::from_mins(10),
         boot_timeout: SignedDuration::from_mins(20),
         max_lifetime: SignedDuration::from_hours(24),
@@ -179,7 +180,12 @@ impl Rig {
         self.advance(SignedDuration::from_millis(1));
         let listed = listed
             .iter()
-            .map(|&instance| Listed { instance, alive: stopped != Some(instance), note: Some("stopped".to_owned()) })
+            .map(|&instance| Listed {
+                instance,
+                alive: stopped != Some(instance),
+                note: Some("stopped".to_owned()),
+                tags: None,
+            })
             .collect();
         self.apply(Event::ListRead { began_at: self.now, listed });
     }
@@ -218,7 +224,13 @@ impl Rig {
                 detail: None,
             })
             .collect();
-        self.apply(Event::Synced(Box::new(Synced { instance, assignments, sample: None })));
+        self.apply(Event::Synced(Box::new(Synced {
+            instance,
+            nonce: "n".to_owned(),
+            seq: Seq { run: 1, n: 1 },
+            assignments,
+            sample: None,
+        })));
     }
 
     fn enrol(&mut self, instance: InstanceId, healthy: bool) {
@@ -232,6 +244,7 @@ impl Rig {
         self.apply(Event::Enrolled(Box::new(Enrol {
             instance,
             nonce: "n".to_owned(),
+            proven: false,
             agent_version: "1".to_owned(),
             agent_started_at: self.now,
             inventory: Inventory { gpus, ..Inventory::default() },

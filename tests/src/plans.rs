@@ -25,7 +25,7 @@ use pilotlight_scaler::{
 };
 use pilotlight_wire::{
     GpuId, InstanceId, JobId, Verdict,
-    agent::{AssignmentEvent, AssignmentEventKind, AssignmentReport, Finished, Gpu, Inventory, Stage},
+    agent::{AssignmentEvent, AssignmentEventKind, AssignmentReport, Finished, Gpu, Inventory, Seq, Stage},
     api::DrainTarget,
 };
 use uuid::Uuid;
@@ -50,6 +50,9 @@ pub fn run(script: &str) -> Result<String> {
     }
     Ok(stage.out)
 }
+
+/// The nonce of every agent: a second agent is another test's business.
+const NONCE: &str = "nonce";
 
 struct Script {
     settings: Settings,
@@ -129,6 +132,7 @@ impl Script {
             name: name.parse()?,
             placements: on.split(',').map(str::parse).collect::<Result<_, _>>()?,
             max_instances: number(&options, "max", 1)?,
+            min_idle: number(&options, "min-idle", 0)?,
             idle_timeout: span(&options, "idle", "10m")?,
             boot_timeout: span(&options, "boot", "20m")?,
             max_lifetime: span(&options, "lifetime", "24h")?,
@@ -182,18 +186,26 @@ impl Script {
     /// What agents and the provider say at this moment.
     fn observe(&mut self) {
         let (now, listed, silent, fails) = (self.now, self.listed.clone(), self.silent.clone(), self.list_fails);
+        let seq = Seq { run: self.restarts, n: 0 };
         let world = self.world();
         let event = if fails {
             Event::ListFailed { message: "the provider answers 500".to_owned() }
         } else {
-            let listed = listed.into_iter().map(|instance| Listed { instance, alive: true, note: None }).collect();
+            let listed =
+                listed.into_iter().map(|instance| Listed { instance, alive: true, note: None, tags: None }).collect();
             Event::ListRead { began_at: now, listed }
         };
         let _done = world.apply(event, now);
         let syncs: Vec<Synced> = world
             .instances()
             .filter(|instance| instance.enrolment.is_some() && instance.is_live() && !silent.contains(&instance.id))
-            .map(|instance| Synced { instance: instance.id, assignments: reports(instance), sample: None })
+            .map(|instance| Synced {
+                instance: instance.id,
+                nonce: NONCE.to_owned(),
+                seq,
+                assignments: reports(instance),
+                sample: None,
+            })
             .collect();
         for synced in syncs {
             let _orders = world.apply(Event::Synced(Box::new(synced)), now);
@@ -395,7 +407,8 @@ impl Script {
         let gpus = gpus.into_iter().map(|uuid| Gpu { uuid, model: String::new(), pci: String::new() }).collect();
         self.apply(Event::Enrolled(Box::new(Enrol {
             instance: id,
-            nonce: "nonce".to_owned(),
+            nonce: NONCE.to_owned(),
+            proven: false,
             agent_version: "1".to_owned(),
             agent_started_at: now,
             inventory: Inventory { gpus, ..Inventory::default() },

@@ -67,6 +67,10 @@ pub struct EnrolRequest {
     pub inventory: Inventory,
     /// Whether the agent judges the machine fit for jobs.
     pub health: Health,
+    /// The bearer of an earlier enrolment, if there was one: a scaler that lost its database knows by it that the
+    /// agent is not a second one with stolen user-data (link 1).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bearer: Option<Secret>,
 }
 
 /// What a machine has, as its agent found it.

@@ -15,6 +15,9 @@ pub const LOG_STATE_HEADER: &str = "pilotlight-log-state";
 /// How long a log or job request with `follow` is held without news, seconds.
 pub const FOLLOW_HOLD_SECONDS: u64 = 25;
 
+/// The longest hold, seconds (design 4).
+pub const MAX_HOLD_SECONDS: u64 = 24 * 3600;
+
 /// The most bytes one log answer carries.
 pub const MAX_LOG_ANSWER: usize = 8 * 1024 * 1024;
 
@@ -169,6 +172,9 @@ pub struct InstanceView {
     pub ready_at: Option<Timestamp>,
     /// Its hard end.
     pub expires_at: Timestamp,
+    /// Until when an admin keeps it for debugging.
+    #[serde(default)]
+    pub held_until: Option<Timestamp>,
     /// Why it goes or went away.
     pub cause: Option<String>,
     /// When its agent was last heard.
@@ -201,6 +207,9 @@ pub struct PoolView {
     pub instances: u32,
     /// Machines at most.
     pub max_instances: u32,
+    /// Machines that are kept without work.
+    #[serde(default)]
+    pub min_idle: u32,
     /// GPUs of the ready machines, and how many of them are taken.
     pub gpus: u32,
     /// GPUs taken by jobs.
@@ -220,7 +229,7 @@ pub struct PlacementView {
     pub name: PlacementName,
     /// The provider's kind.
     pub provider: String,
-    /// `ok`, `cooling` or `stopped`.
+    /// `ok`, `cooling`, `probing` (machines did not come up; one at a time is tried) or `stopped`.
     pub health: String,
     /// Why it cools or is stopped.
     pub reason: Option<String>,
@@ -314,6 +323,24 @@ pub enum DrainTarget {
 pub struct DrainResponse {
     /// Machines that will go away.
     pub instances: Vec<InstanceId>,
+}
+
+/// `POST /api/v1/hold`: keep a machine for debugging.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HoldRequest {
+    /// Which.
+    pub instance: InstanceId,
+    /// How long from now, seconds; at most [`MAX_HOLD_SECONDS`].
+    pub seconds: u64,
+}
+
+/// `POST /api/v1/release`: the end of a hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReleaseRequest {
+    /// Which.
+    pub instance: InstanceId,
 }
 
 /// `GET /api/v1/orphans`, `POST /api/v1/reap`: what a provider lists under our name and the scaler does not know.

@@ -146,6 +146,12 @@ impl<K> Name<K> {
     pub fn as_str(&self) -> &str {
         &self.text
     }
+
+    /// Stands for a name that was lost.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self { text: "unknown".to_owned(), kind: PhantomData }
+    }
 }
 
 impl ForgeName {

@@ -132,14 +132,15 @@ fn clients() {
     golden::<InstanceView>(json!({
         "id": ID, "pool": "h200", "placement": "rack", "provider": "local", "phase": "ready", "gpus": 8,
         "assignments": [{"id": ID, "job": ID, "gpus": 1, "deadline": NOW}], "created_at": NOW, "ready_at": NOW,
-        "expires_at": NOW, "cause": null, "last_sync_at": NOW,
+        "expires_at": NOW, "held_until": NOW, "cause": null, "last_sync_at": NOW,
         "sample": {"at": NOW, "cpu_percent": 1.5, "memory_used_bytes": 1, "disk_free_bytes": 2, "load1": 0.5}
     }));
     golden::<StatusView>(json!({
         "instances": 1, "jobs_queued": 2, "jobs_running": 3, "version": "0.1.0",
         "alerts": [{"code": "orphan", "message": "m", "since": NOW}],
         "pools": [{
-            "name": "h200", "labels": ["x1"], "instances": 1, "max_instances": 4, "gpus": 8, "gpus_used": 1,
+            "name": "h200", "labels": ["x1"], "instances": 1, "max_instances": 4, "min_idle": 1, "gpus": 8,
+            "gpus_used": 1,
             "jobs_queued": 2, "jobs_running": 3,
             "placements": [{
                 "name": "rack", "provider": "local", "health": "cooling", "reason": "r", "until": NOW, "instances": 1,

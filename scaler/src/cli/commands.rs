@@ -4,8 +4,12 @@ use std::collections::BTreeSet;
 
 use pilotlight_wire::{
     DirectJob, JobId,
-    api::{DrainTarget, InstanceView, JobView, Orphan, PlanView, PoolView, StatusView, SubmitJob},
+    api::{
+        DrainTarget, HoldRequest, InstanceView, JobView, Orphan, PlanView, PoolView, ReleaseRequest, StatusView,
+        SubmitJob,
+    },
 };
+use reqwest::Method;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -13,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    AccessArgs, CancelArgs, ClientCommand, DrainArgs, LogsArgs, ReapArgs, SubmitArgs,
+    AccessArgs, CancelArgs, ClientCommand, DrainArgs, HoldArgs, LogsArgs, ReapArgs, ReleaseArgs, SubmitArgs,
     client::Client,
     drain, environment,
     exit::{self, BAD_INPUT, Failure, INFRASTRUCTURE, USAGE},
@@ -30,6 +34,8 @@ pub(super) async fn run(command: ClientCommand) -> Result<u8, Failure> {
         ClientCommand::Logs(args) => logs(args).await,
         ClientCommand::Cancel(args) => cancel(args).await,
         ClientCommand::Drain(args) => drain(args).await,
+        ClientCommand::Hold(args) => hold(args).await,
+        ClientCommand::Release(args) => release(args).await,
         ClientCommand::Reap(args) => reap(args).await,
         ClientCommand::Jobs(args) => {
             let path = if args.all { "jobs?all=1" } else { "jobs" };
@@ -204,6 +210,21 @@ async fn drain(args: DrainArgs) -> Result<u8, Failure> {
         drain::wait(&client, which.as_ref(), &screen::note).await?;
     }
     print(&drained, args.output.json, |drained| drained.instances.iter().map(|id| format!("{id}\n")).collect())
+}
+
+async fn hold(args: HoldArgs) -> Result<u8, Failure> {
+    let request = HoldRequest { instance: args.instance, seconds: args.duration.0.as_secs() };
+    let held: InstanceView = connect(&args.access)?.send(Method::POST, "hold", &request).await?;
+    if let Some(until) = held.held_until {
+        screen::note(&format!("instance {} is held until {until:.0}; `pilotlight release` ends that", held.id));
+    }
+    print(&held, args.output.json, |held| views::instances(std::slice::from_ref(held)))
+}
+
+async fn release(args: ReleaseArgs) -> Result<u8, Failure> {
+    let request = ReleaseRequest { instance: args.instance };
+    let released: InstanceView = connect(&args.access)?.send(Method::POST, "release", &request).await?;
+    print(&released, args.output.json, |released| views::instances(std::slice::from_ref(released)))
 }
 
 async fn reap(args: ReapArgs) -> Result<u8, Failure> {

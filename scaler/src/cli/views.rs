@@ -111,11 +111,13 @@ pub(crate) fn instances(instances: &[InstanceView]) -> String {
                 instance.assignments.len().to_string(),
                 time(instance.created_at),
                 time(instance.expires_at),
+                instance.held_until.map_or_else(String::new, time),
                 instance.cause.clone().unwrap_or_default(),
             ]
         })
         .collect();
-    let header = ["ID", "PHASE", "POOL", "PLACEMENT", "PROVIDER", "GPUS", "JOBS", "CREATED", "EXPIRES", "CAUSE"];
+    let header =
+        ["ID", "PHASE", "POOL", "PLACEMENT", "PROVIDER", "GPUS", "JOBS", "CREATED", "EXPIRES", "HELD UNTIL", "CAUSE"];
     table(&header, &rows)
 }
 

@@ -96,9 +96,6 @@ pub(crate) struct Section<'d, 't> {
     asked: Vec<&'static str>,
 }
 
-/// Keys of the design that come with later versions.
-const NOT_YET: [&str; 1] = ["min_idle"];
-
 impl<'d, 't> Section<'d, 't> {
     pub(crate) fn root(document: &'d Document<'t>, table: &'d DeTable<'t>) -> Self {
         Self { document, table, path: String::new(), start: 0, asked: Vec::new() }
@@ -277,13 +274,8 @@ impl<'d, 't> Section<'d, 't> {
             if self.asked.contains(&name) {
                 continue;
             }
-            let message = if NOT_YET.contains(&name) {
-                "is not built yet: leave it out".to_owned()
-            } else {
-                format!("is not a key of this table{}; known are: {}", did_you_mean(name, &self.asked), {
-                    self.asked.join(", ")
-                })
-            };
+            let known = self.asked.join(", ");
+            let message = format!("is not a key of this table{}; known are: {known}", did_you_mean(name, &self.asked));
             self.error(name, key, message);
         }
     }

@@ -89,6 +89,7 @@ pub(super) fn pools(document: &Document<'_>, root: &mut Section<'_, '_>, state_d
         section.missing("placements", "the placements to try, in order, such as placements = [\"here\"]");
         let ladder = check_ladder(&section, ladder);
         let max_instances = section.count("max_instances", 1, u32::MAX).map_or(1, Spanned::into_inner);
+        let min_idle = min_idle(&mut section, max_instances);
         let idle_timeout = duration(&mut section, "idle_timeout", 10 * MINUTE, Duration::ZERO);
         let boot_timeout = duration(&mut section, "boot_timeout", 20 * MINUTE, SECOND);
         let max_lifetime = duration(&mut section, "max_lifetime", 24 * HOUR, SECOND);
@@ -111,6 +112,7 @@ pub(super) fn pools(document: &Document<'_>, root: &mut Section<'_, '_>, state_d
                 name,
                 placements,
                 max_instances,
+                min_idle,
                 idle_timeout,
                 boot_timeout,
                 max_lifetime,
@@ -125,6 +127,16 @@ pub(super) fn pools(document: &Document<'_>, root: &mut Section<'_, '_>, state_d
         section.finish();
     }
     tables
+}
+
+/// Machines kept without work; each costs its price around the clock.
+fn min_idle(section: &mut Section<'_, '_>, max_instances: u32) -> u32 {
+    let Some(min_idle) = section.count("min_idle", 0, u32::MAX) else { return 0 };
+    if *min_idle.get_ref() > max_instances {
+        let message = format!("{} is more than the pool's max_instances = {max_instances}", min_idle.get_ref());
+        section.error("min_idle", &min_idle, message);
+    }
+    min_idle.into_inner()
 }
 
 type Ladder = Vec<Spanned<PlacementName>>;

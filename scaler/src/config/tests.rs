@@ -70,6 +70,7 @@ priority = -3
 [pool.p]
 placements = ["b", "a"]
 max_instances = 3
+min_idle = 2
 idle_timeout = "0s"
 boot_timeout = "1m"
 max_lifetime = "2h"
@@ -103,7 +104,7 @@ fn every_kind_of_error_says_where_what_and_what_is_allowed() {
         ("a key twice", "gpus = 1", "gpus = 1\ngpus = 2"),
         ("an unknown key", "gpus = 1", "gpu = 1"),
         ("an unknown table", "[pool.here]", "[pools.x]\n[pool.here]"),
-        ("a key of a later version", "placements =", "min_idle = 1\nplacements ="),
+        ("more kept idle than there may be", "placements =", "min_idle = 2\nplacements ="),
         ("a forge", "[label.gpu]", "[forge.acme.github]\nurl = \"x\"\n[label.gpu]"),
         ("a provider of a later version", "[placement.here.local]\ngpus = \"all\"", "[placement.here.ec2]\ngpus = 8"),
         ("a misspelt provider", "here.local]", "here.locl]"),

@@ -26,7 +26,7 @@ pub struct Job {
     pub timeout: SignedDuration,
     /// What its author calls it.
     pub name: String,
-    /// SHA-256 of the submitted body: a known id with the same body is the same job.
+    /// SHA-256 of the submitted body: a known id with the same body is the same job. Empty when a database was lost.
     pub body_hash: String,
     /// When it was accepted.
     pub queued_at: Timestamp,
@@ -113,6 +113,12 @@ pub enum Log {
 }
 
 impl Job {
+    /// Whether a submission with this hash is the same job; of an adopted one only its id is known.
+    #[must_use]
+    pub fn has_body(&self, hash: &str) -> bool {
+        self.body_hash.is_empty() || self.body_hash == hash
+    }
+
     /// Whether it waits for a machine.
     #[must_use]
     pub fn is_queued(&self) -> bool {

@@ -1,13 +1,13 @@
 //! Everything that happens to the fleet, and what the world answers.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{
     AssignmentId, InstanceId, JobId, LabelName,
-    agent::{AssignmentEvent, AssignmentReport, HostSample, Inventory},
+    agent::{AssignmentEvent, AssignmentReport, HostSample, Inventory, Seq},
     api::DrainTarget,
 };
 
-use super::demand::Job;
+use super::{demand::Job, world::Settings};
 use crate::provider::Listed;
 
 /// Everything that happens.
@@ -75,6 +75,22 @@ pub enum Event {
     },
     /// An admin ends `drain --all`.
     Resumed,
+    /// An admin keeps a machine for debugging.
+    Held {
+        /// Which.
+        instance: InstanceId,
+        /// How long from now.
+        duration: SignedDuration,
+    },
+    /// An admin needs a machine no longer.
+    Released(InstanceId),
+    /// An admin changed the config.
+    Reloaded(Box<Settings>),
+    /// An admin changed the config to something invalid; the old one is kept.
+    ReloadFailed {
+        /// What is wrong with it.
+        message: String,
+    },
     /// An admin wants what nobody knows to be destroyed.
     ReapOrphans,
     /// Somebody stepped the system's clock.
@@ -93,7 +109,7 @@ pub struct Submission {
     /// SHA-256 of the body.
     pub body_hash: String,
     /// From assignment to deadline.
-    pub timeout: Option<jiff::SignedDuration>,
+    pub timeout: Option<SignedDuration>,
     /// Higher goes first.
     pub priority: Option<i32>,
 }
@@ -113,6 +129,8 @@ pub struct Enrol {
     pub inventory: Inventory,
     /// What is wrong with it.
     pub problems: Vec<String>,
+    /// Whether it showed a bearer that we made: it has enrolled before, with this nonce.
+    pub proven: bool,
 }
 
 /// An agent's regular word.
@@ -120,6 +138,10 @@ pub struct Enrol {
 pub struct Synced {
     /// Who.
     pub instance: InstanceId,
+    /// The nonce in its bearer.
+    pub nonce: String,
+    /// Its order among this agent's syncs: one that was overtaken says nothing.
+    pub seq: Seq,
     /// Every assignment that has a file on its disk.
     pub assignments: Vec<AssignmentReport>,
     /// How the machine is.
@@ -211,4 +233,10 @@ pub enum Refusal {
     /// No such pool.
     #[error("no pool of that name")]
     UnknownPool,
+    /// The instance cannot be held.
+    #[error("the instance is being destroyed, it is too late to hold it")]
+    Leaving,
+    /// A hold without an end would be a leak.
+    #[error("a machine can be held for 24 h at most; hold it again before that is over")]
+    HoldTooLong,
 }

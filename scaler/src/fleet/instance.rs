@@ -43,6 +43,9 @@ pub struct Instance {
     pub boot_deadline: Timestamp,
     /// No new job from then on.
     pub lifetime_end: Timestamp,
+    /// An admin keeps it for debugging until then: no new job, and nothing but a fault ends it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_until: Option<Timestamp>,
     /// Whether it takes one assignment ever.
     pub single_use: bool,
     /// How many assignments it was given in all.
@@ -242,6 +245,10 @@ pub struct Assignment {
     pub cancel: bool,
     /// The number of the last event applied.
     pub last_event: u64,
+    /// Whether it was taken over from what its agent lists, after a lost database: the agent alone knows which of its
+    /// events were acknowledged, so the first one that comes is taken whatever its number.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopted: bool,
     /// How far it is.
     pub state: AssignmentState,
 }
@@ -315,12 +322,18 @@ impl Instance {
         self.cpu_jobs.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX))
     }
 
-    /// Its hard end: max(created + max_lifetime, latest deadline) + 10 min (design 4).
+    /// Its hard end: max(created + max_lifetime, latest deadline, end of the hold) + 10 min (design 4).
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
-        let latest = self.live_assignments().map(|(_, assignment)| assignment.deadline).max();
-        let end = latest.map_or(self.lifetime_end, |deadline| deadline.max(self.lifetime_end));
+        let deadlines = self.live_assignments().map(|(_, assignment)| assignment.deadline);
+        let end = deadlines.chain(self.held_until).fold(self.lifetime_end, Timestamp::max);
         end.saturating_add(OVERTIME).unwrap_or(Timestamp::MAX)
+    }
+
+    /// Whether an admin keeps it for debugging.
+    #[must_use]
+    pub fn is_held(&self, now: Timestamp) -> bool {
+        self.held_until.is_some_and(|until| now < until)
     }
 
     /// When its agent enrolled.

@@ -28,6 +28,16 @@ pub enum ProviderConfig {
     Local(LocalPlacement),
 }
 
+impl ProviderConfig {
+    /// What a machine boots from; boots that never enrol are counted per placement and image (design 4).
+    #[must_use]
+    pub fn image(&self) -> Option<String> {
+        match self {
+            Self::Local(local) => local.agent.as_ref().map(|agent| agent.display().to_string()),
+        }
+    }
+}
+
 /// The local provider's arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocalPlacement {

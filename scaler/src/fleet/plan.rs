@@ -3,18 +3,20 @@
 //! Whatever the plan says is first recorded ([`World::record`]) and committed, then done. Planning again after
 //! recording gives an empty plan.
 
+mod record;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use pilotlight_wire::{AssignmentId, GpuId, InstanceId, JobId, PlacementName};
+use pilotlight_wire::{AssignmentId, GpuId, InstanceId, JobId};
 
 use super::{
-    demand::{JobState, Log},
+    demand::Log,
     ids::IdGen,
-    instance::{Assignment, AssignmentState, Call, Instance, OVERTIME, Phase, Step},
+    instance::{AssignmentState, Call, Instance, OVERTIME, Phase},
     packing::{self, Packed},
     reason::{Cause, Reason, Waiting},
-    world::{Health, LEASE_MARGIN, TOMBSTONE, World, cpu_jobs, later, log_bound},
+    world::{BootKey, Breaker, Health, LEASE_MARGIN, TOMBSTONE, World, later, log_bound},
 };
 
 /// Something to do.
@@ -51,7 +53,7 @@ pub enum Action {
     },
     /// Make the destroy call of a machine that is to go.
     Destroy(InstanceId),
-    /// Destroy what nobody knows, as an admin ordered.
+    /// Destroy what carries our mark, is known to nobody, and has been silent for long.
     Reap(InstanceId),
     /// Close the log of a finished job to which nothing more will come.
     CloseLog {
@@ -96,9 +98,7 @@ pub fn plan(world: &World, now: Timestamp) -> Plan {
         draft.instance(instance);
     }
     let packed = packing::pack(world, &draft.leaving, &mut ids, now);
-    for instance in world.instances.values() {
-        draft.idle(instance, &packed);
-    }
+    draft.idle(&packed);
     draft.orphans();
     draft.logs();
     draft.placements(&packed);
@@ -115,7 +115,8 @@ pub fn plan(world: &World, now: Timestamp) -> Plan {
     }
     for machine in packed.launches {
         if let Some(instance) = world.new_instance(&machine, now) {
-            actions.push(Planned { action: Action::Launch(Box::new(instance)), reason: Reason::Demand });
+            let reason = if machine.spare { Reason::MinIdle } else { Reason::Demand };
+            actions.push(Planned { action: Action::Launch(Box::new(instance)), reason });
         }
     }
     let list_soon = world
@@ -130,8 +131,8 @@ pub fn plan(world: &World, now: Timestamp) -> Plan {
 pub(super) struct Leaving {
     /// Machines that this plan drains or terminates.
     pub(super) instances: BTreeSet<InstanceId>,
-    /// Placements on which a boot failed just now, and why.
-    pub(super) placements: BTreeMap<PlacementName, Health>,
+    /// What comes of the boots that failed just now.
+    pub(super) breakers: BTreeMap<BootKey, Breaker>,
 }
 
 struct Draft<'a> {
@@ -203,7 +204,7 @@ impl Draft<'_> {
             Phase::Draining { cause } => Some(cause.clone()),
             _ => self.outgrown(instance),
         };
-        let busy = !instance.is_vacant() || self.log_outstanding(instance);
+        let busy = !instance.is_vacant() || self.log_outstanding(instance) || self.held(instance);
         match (drain, busy) {
             (Some(cause), false) => self.terminate(instance, cause),
             (Some(cause), true) => {
@@ -216,20 +217,37 @@ impl Draft<'_> {
         }
     }
 
-    /// A ready machine without work, on which no waiting job counts.
-    fn idle(&mut self, instance: &Instance, packed: &Packed) {
-        let Phase::Ready { idle_since } = instance.phase else { return };
-        if packed.reserved.contains(&instance.id)
-            || self.leaving.instances.contains(&instance.id)
-            || !instance.is_vacant()
-            || self.log_outstanding(instance)
-        {
-            return;
+    /// Ready machines without work, on which no waiting job counts: the longest launched go first, and `min_idle` of
+    /// each pool stay.
+    fn idle(&mut self, packed: &Packed) {
+        let world = self.world;
+        let mut spare = packed.spare.clone();
+        for instance in world.instances.values() {
+            let Phase::Ready { idle_since } = instance.phase else { continue };
+            if packed.reserved.contains(&instance.id)
+                || self.leaving.instances.contains(&instance.id)
+                || !instance.is_vacant()
+                || self.log_outstanding(instance)
+                || self.held(instance)
+            {
+                continue;
+            }
+            let Some(pool) = world.settings.pools.get(&instance.pool) else { continue };
+            let Some(left) = spare.get_mut(&pool.name) else { continue };
+            let kept = if packed.crowded.contains(&pool.name) { 0 } else { pool.min_idle };
+            if *left <= kept {
+                continue;
+            }
+            if self.due(later(idle_since, pool.idle_timeout)) {
+                *left -= 1;
+                self.terminate(instance, Cause::Idle);
+            }
         }
-        let Some(pool) = self.world.settings.pools.get(&instance.pool) else { return };
-        if self.due(later(idle_since, pool.idle_timeout)) {
-            self.terminate(instance, Cause::Idle);
-        }
+    }
+
+    /// Whether an admin keeps a machine; its end wakes the plan.
+    fn held(&mut self, instance: &Instance) -> bool {
+        instance.held_until.is_some_and(|until| !self.due(until))
     }
 
     /// Why a machine must end now, jobs or not.
@@ -296,20 +314,16 @@ impl Draft<'_> {
     fn terminate(&mut self, instance: &Instance, cause: Cause) {
         self.leaving.instances.insert(instance.id);
         if cause.is_failed_boot() {
-            let placement = &instance.placement.name;
-            if let Some(health) = self.world.cooled(placement, &cause.to_string(), self.now) {
-                self.leaving.placements.insert(placement.clone(), health);
-            }
+            let breaker = self.world.tripped(instance, &cause.to_string(), self.now);
+            self.leaving.breakers.insert(instance.placement.boot_key(), breaker);
         }
         self.push(Action::Terminate { instance: instance.id, cause: cause.clone() }, Reason::Cause(cause));
     }
 
     fn orphans(&mut self) {
         for (id, orphan) in &self.world.orphans {
-            if let Some(Call::Due { at, .. }) = orphan.reap
-                && self.due(at)
-            {
-                self.push(Action::Reap(*id), Reason::Orphan);
+            if self.due(self.world.orphan_bound(orphan)) {
+                self.push(Action::Reap(*id), Reason::Cause(Cause::Orphaned));
             }
         }
     }
@@ -324,13 +338,16 @@ impl Draft<'_> {
 
     /// A placement that cools is looked at again when it is over, if somebody waits.
     fn placements(&mut self, packed: &Packed) {
-        if packed.waiting.is_empty() {
+        if packed.waiting.is_empty() && !packed.short {
             return;
         }
         for health in self.world.health.values() {
             if let Health::Cooling { until, .. } = health {
                 let _over = self.due(*until);
             }
+        }
+        for breaker in self.world.breakers.values() {
+            let _over = self.due(breaker.until);
         }
         for job in self.world.jobs.values() {
             if let Some(refusal) = &job.refusal
@@ -343,127 +360,5 @@ impl Draft<'_> {
         for job in self.world.jobs.values().filter(|job| job.is_queued() && job.gpus > 0) {
             let _starving = self.due(later(job.queued_at, packing::STARVING));
         }
-    }
-}
-
-impl World {
-    /// Records what the plan says, before it is done: intent before effect.
-    pub fn record(&mut self, plan: &Plan, now: Timestamp) {
-        self.ids = plan.ids.clone();
-        for id in plan.waiting.keys() {
-            if self.jobs.get(id).is_some_and(|job| job.phases.planned.is_none())
-                && let Some(job) = self.job_mut(*id)
-            {
-                job.phases.planned = Some(now);
-            }
-        }
-        for planned in &plan.actions {
-            self.record_action(&planned.action, now);
-        }
-    }
-
-    fn record_action(&mut self, action: &Action, now: Timestamp) {
-        match action {
-            Action::Launch(instance) => {
-                self.dirty.instances.insert(instance.id);
-                self.instances.insert(instance.id, (**instance).clone());
-            }
-            Action::Create(id) => {
-                if let Some(instance) = self.instance_mut(*id)
-                    && let Phase::Requested { create } = &mut instance.phase
-                {
-                    *create = Call::Sent { failures: create.failures() };
-                }
-            }
-            Action::Assign { id, job, instance, gpu_ids } => self.assign(*id, *job, *instance, gpu_ids, now),
-            Action::Drain { instance, cause } => self.step(*instance, &Step::Drain(cause.clone()), now),
-            Action::Terminate { instance, cause } => {
-                if cause.is_failed_boot()
-                    && let Some(placement) =
-                        self.instances.get(instance).map(|instance| instance.placement.name.clone())
-                {
-                    self.cool_down(&placement, &cause.to_string(), now);
-                }
-                self.step(*instance, &Step::Terminate(cause.clone()), now);
-                self.send_destroy(*instance);
-            }
-            Action::Destroy(id) => self.send_destroy(*id),
-            Action::Reap(id) => {
-                if let Some(orphan) = self.orphans.get_mut(id) {
-                    orphan.reap = orphan.reap.map(|call| Call::Sent { failures: call.failures() });
-                }
-            }
-            Action::CloseLog { job, incomplete } => {
-                if let Some(job) = self.job_mut(*job)
-                    && let JobState::Finished(ended) = &mut job.state
-                {
-                    ended.log = Log::Closing { incomplete: *incomplete };
-                    ended.log_gap |= *incomplete;
-                }
-            }
-            Action::Forget(id) => {
-                self.dirty.instances.insert(*id);
-                self.instances.remove(id);
-                self.seen.remove(id);
-            }
-        }
-    }
-
-    fn send_destroy(&mut self, id: InstanceId) {
-        if let Some(instance) = self.instance_mut(id)
-            && let Phase::Terminating { destroy, .. } = &mut instance.phase
-        {
-            *destroy = Call::Sent { failures: destroy.failures() };
-        }
-    }
-
-    fn assign(&mut self, id: AssignmentId, job: JobId, instance: InstanceId, gpu_ids: &[GpuId], now: Timestamp) {
-        let Some(machine) = self.instances.get(&instance) else { return };
-        let (created_at, enrolment) = (machine.created_at, machine.enrolment.clone());
-        let Some(job) = self.job_mut(job) else { return };
-        job.state = JobState::Placed { instance, assignment: id };
-        job.instance = Some(instance);
-        job.phases.planned.get_or_insert(now);
-        job.phases.assigned = Some(now);
-        // A job that found a warm machine was not launched for.
-        if created_at >= job.queued_at {
-            job.phases.launched = Some(created_at);
-            job.phases.booted = enrolment.as_ref().map(|enrolment| enrolment.agent_started_at);
-            job.phases.enrolled = enrolment.as_ref().map(|enrolment| enrolment.at);
-        }
-        let assignment = Assignment {
-            job: job.id,
-            gpu_ids: gpu_ids.to_vec(),
-            assigned_at: now,
-            deadline: later(now, job.timeout),
-            cancel: false,
-            last_event: 0,
-            state: AssignmentState::Assigned,
-        };
-        if let Some(machine) = self.instance_mut(instance) {
-            machine.assignments.insert(id, assignment);
-            machine.assigned_total += 1;
-        }
-    }
-
-    fn new_instance(&self, machine: &packing::NewMachine, now: Timestamp) -> Option<Instance> {
-        let pool = self.settings.pools.get(&machine.pool)?;
-        let placement = self.settings.placements.get(&machine.placement)?;
-        Some(Instance {
-            id: machine.id,
-            pool: pool.name.clone(),
-            placement: placement.clone(),
-            gpu_ids: machine.gpu_ids.clone(),
-            cpu_jobs: cpu_jobs(placement, pool.cpu_jobs),
-            phase: Phase::Requested { create: Call::Sent { failures: 0 } },
-            created_at: now,
-            changed_at: now,
-            boot_deadline: later(now, pool.boot_timeout),
-            lifetime_end: later(now, pool.max_lifetime),
-            single_use: !pool.reuse,
-            assigned_total: 0,
-            enrolment: None,
-            assignments: BTreeMap::new(),
-        })
     }
 }

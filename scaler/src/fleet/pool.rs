@@ -28,6 +28,8 @@ pub struct Pool {
     pub placements: Vec<PlacementName>,
     /// Machines at most.
     pub max_instances: u32,
+    /// Machines that are kept without work, ready for the next job.
+    pub min_idle: u32,
     /// How long a ready machine may be without work.
     pub idle_timeout: SignedDuration,
     /// How long from the create call to enrolment.

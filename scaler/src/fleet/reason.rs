@@ -49,6 +49,10 @@ pub enum Cause {
     },
     /// It was listed again after it had been proved gone.
     Reappeared,
+    /// It carried our mark, nobody knew it, and its agent was silent for as long as a boot may take.
+    Orphaned,
+    /// It carried our mark and nobody knew it; an admin had it reaped.
+    Reaped,
 }
 
 impl Cause {
@@ -71,6 +75,8 @@ impl Cause {
             Self::Vanished => "vanished",
             Self::Stopped { .. } => "stopped",
             Self::Reappeared => "reappeared",
+            Self::Orphaned => "orphaned",
+            Self::Reaped => "reaped",
         }
     }
 
@@ -99,6 +105,8 @@ impl fmt::Display for Cause {
             Self::Vanished => f.write_str("no longer in the provider's list"),
             Self::Stopped { note } => write!(f, "stopped by itself: {note}"),
             Self::Reappeared => f.write_str("listed again after it was gone"),
+            Self::Orphaned => f.write_str("not known to us, and its agent was silent for as long as a boot may take"),
+            Self::Reaped => f.write_str("not known to us, reaped by an admin"),
         }
     }
 }
@@ -108,6 +116,8 @@ impl fmt::Display for Cause {
 pub enum Reason {
     /// Jobs wait and no machine has room.
     Demand,
+    /// Fewer machines than the pool's `min_idle` are without work.
+    MinIdle,
     /// The create call was cut off or its outcome is unclear.
     RepeatCreate,
     /// GPUs (or room for a CPU job) are free.
@@ -126,8 +136,6 @@ pub enum Reason {
     },
     /// A tombstone is old.
     Old,
-    /// An admin asked to destroy what the provider lists and we do not know.
-    Orphan,
 }
 
 impl Reason {
@@ -136,13 +144,13 @@ impl Reason {
     pub fn word(&self) -> &'static str {
         match self {
             Self::Demand => "demand",
+            Self::MinIdle => "min_idle",
             Self::RepeatCreate => "repeat_create",
             Self::Fits => "fits",
             Self::Cause(cause) => cause.word(),
             Self::RepeatDestroy { .. } => "repeat_destroy",
             Self::LogOver { .. } => "log_over",
             Self::Old => "old",
-            Self::Orphan => "orphan",
         }
     }
 }
@@ -151,6 +159,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Demand => f.write_str("jobs wait and no machine has room"),
+            Self::MinIdle => f.write_str("the pool keeps min_idle machines ready"),
             Self::RepeatCreate => f.write_str("the create call is repeated, its outcome is not known"),
             Self::Fits => f.write_str("it has room"),
             Self::Cause(cause) => cause.fmt(f),
@@ -158,7 +167,6 @@ impl fmt::Display for Reason {
             Self::LogOver { incomplete: false } => f.write_str("the job is over"),
             Self::LogOver { incomplete: true } => f.write_str("the machine is gone, some of the log may be missing"),
             Self::Old => f.write_str("gone for thirty days"),
-            Self::Orphan => f.write_str("nobody's machine, reaped by an admin"),
         }
     }
 }
@@ -184,6 +192,13 @@ pub enum Waiting {
         /// Until when.
         until: Timestamp,
         /// What the provider said.
+        message: String,
+    },
+    /// Machines of the placement did not come up; one at a time is tried until one does.
+    Probing {
+        /// Which.
+        placement: PlacementName,
+        /// What was wrong with the last one.
         message: String,
     },
     /// The placement cannot work as configured.
@@ -222,6 +237,7 @@ impl Waiting {
             Self::PoolFull { .. } => "pool_full",
             Self::PlacementFull(_) => "placement_full",
             Self::Cooling { .. } => "placement_cooling",
+            Self::Probing { .. } => "placement_probing",
             Self::PlacementStopped { .. } => "placement_stopped",
             Self::ProviderUnknown(_) => "provider_unknown",
             Self::Paused => "paused",
@@ -243,8 +259,14 @@ impl fmt::Display for Waiting {
             Self::Cooling { placement, until, message } => {
                 write!(f, "placement {placement} is tried again at {until:.0}: {message}")
             }
+            Self::Probing { placement, message } => {
+                write!(
+                    f,
+                    "one machine at a time is tried on placement {placement}, the last did not come up: {message}"
+                )
+            }
             Self::PlacementStopped { placement, message } => {
-                write!(f, "placement {placement} is stopped until the config is changed: {message}")
+                write!(f, "placement {placement} is stopped until the config is mended and reloaded: {message}")
             }
             Self::ProviderUnknown(placement) => write!(f, "the provider of placement {placement} cannot be read"),
             Self::Paused => f.write_str("`drain --all` is in force; `pilotlight drain --resume` ends it"),

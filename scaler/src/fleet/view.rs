@@ -7,8 +7,8 @@ use pilotlight_wire::api::{
 };
 
 use super::{
-    Action, Health, Instance, Job, Phase, Plan, Pool, ProviderConfig, World, demand::JobState,
-    instance::AssignmentState, plan,
+    Action, Breaker, Health, Instance, Job, Phase, Plan, Pool, ProviderConfig, World, demand::JobState,
+    instance::AssignmentState, plan, world::BOOTS_ALERT,
 };
 
 /// A provider that cannot be read for this long is worth a look.
@@ -71,6 +71,7 @@ pub fn instance(instance: &Instance) -> InstanceView {
         created_at: instance.created_at,
         ready_at: instance.ready_at(),
         expires_at: instance.expires_at(),
+        held_until: instance.held_until,
         cause: match &instance.phase {
             Phase::Draining { cause } | Phase::Terminating { cause, .. } | Phase::Gone { cause } => {
                 Some(cause.to_string())
@@ -151,6 +152,7 @@ impl World {
                 .collect(),
             instances: count(instances()),
             max_instances: pool.max_instances,
+            min_idle: pool.min_idle,
             gpus: ready().map(Instance::gpus).sum(),
             gpus_used: count(
                 ready()
@@ -168,7 +170,13 @@ impl World {
                             ("cooling", Some(message.clone()), Some(*until))
                         }
                         Some(Health::Stopped { message, .. }) => ("stopped", Some(message.clone()), None),
-                        Some(Health::Cooling { .. }) | None => ("ok", None, None),
+                        Some(Health::Cooling { .. }) | None => match self.breaker(placement) {
+                            Some(Breaker { until, message, .. }) if now < *until => {
+                                ("cooling", Some(message.clone()), Some(*until))
+                            }
+                            Some(Breaker { message, .. }) => ("probing", Some(message.clone()), None),
+                            None => ("ok", None, None),
+                        },
                     };
                     PlacementView {
                         name: placement.name.clone(),
@@ -208,11 +216,37 @@ impl World {
                 alert(
                     "placement_stopped",
                     *since,
-                    format!("placement {placement} is stopped: {message}; mend the config and restart the scaler"),
+                    format!("placement {placement} is stopped: {message}; mend it and reload the config (SIGHUP)"),
                 );
             }
         }
+        for ((placement, image), breaker) in &self.breakers {
+            if breaker.failures >= BOOTS_ALERT {
+                let of = image.as_ref().map_or_else(String::new, |image| format!(" with image {image}"));
+                alert(
+                    "boots_failing",
+                    breaker.since,
+                    format!(
+                        "{} machines in a row of placement {placement}{of} did not come up, last: {}",
+                        breaker.failures, breaker.message
+                    ),
+                );
+            }
+        }
+        if let Some((since, message)) = &self.reload_error {
+            alert("reload_failed", *since, format!("the config file has errors and the old one is kept: {message}"));
+        }
         for instance in self.instances.values() {
+            if instance.is_live()
+                && let Some(until) = instance.held_until.filter(|until| now < *until)
+            {
+                let id = instance.id;
+                alert(
+                    "held",
+                    instance.created_at,
+                    format!("instance {id} is held until {until:.0}; `pilotlight release {id}` ends that"),
+                );
+            }
             if let Phase::Terminating { destroy, .. } = &instance.phase
                 && destroy.failures() >= DESTROY_ALERT
             {
@@ -233,7 +267,11 @@ impl World {
             alert(
                 "orphan",
                 orphan.since,
-                format!("instance {id} is listed under our name and not known; `pilotlight reap` shows and ends such"),
+                format!(
+                    "instance {id} is listed under our name and not known; it is adopted when its agent speaks and destroyed \
+                     after {:.0} when not (`pilotlight reap --yes` does not wait)",
+                    self.orphan_bound(orphan)
+                ),
             );
         }
         for job in self.jobs.values().filter(|job| job.is_queued()) {
@@ -279,6 +317,10 @@ impl World {
         let id = instance.id;
         let running = instance.live_assignments().count();
         let (reason, text) = match &instance.phase {
+            _ if instance.is_held(now) => {
+                let until = instance.held_until.unwrap_or(now);
+                ("held", format!("is held until {until:.0}, runs {}", counted(running, "job")))
+            }
             Phase::Requested { .. } => ("create", "asked of the provider".to_owned()),
             Phase::Booting => ("boot", format!("its agent is to enrol by {:.0}", instance.boot_deadline)),
             Phase::Ready { .. } if running > 0 => ("busy", format!("runs {}", counted(running, "job"))),

@@ -3,17 +3,28 @@
 //! The world is changed by [`World::apply`] (what happened) and [`World::record`] (what was decided), nowhere else.
 //! What those two touched is remembered in [`Dirty`], and the shell commits exactly that.
 
+mod admin;
+mod adoption;
 mod agent;
+mod health;
 mod jobs;
 mod provider;
 
-pub(super) use jobs::{could_hold, cpu_jobs, log_bound};
+pub use self::{
+    adoption::Orphan,
+    health::{Breaker, Health},
+};
+pub(super) use self::{
+    health::{BOOTS_ALERT, BootKey},
+    jobs::{could_hold, cpu_jobs, log_bound},
+};
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{
-    AssignmentId, InstanceId, JobId, LabelName, PlacementName, PoolName, agent::AssignmentReport, agent::HostSample,
+    AssignmentId, InstanceId, JobId, LabelName, PlacementName, PoolName,
+    agent::{AssignmentReport, HostSample, Seq},
 };
 
 use super::{
@@ -22,7 +33,6 @@ use super::{
     event::{Applied, Event, Refusal},
     ids::IdGen,
     instance::{Call, Instance, Phase, Step},
-    reason::Cause,
 };
 
 /// Gone machines are remembered this long: one that is listed again is destroyed again (link 7).
@@ -52,6 +62,8 @@ pub struct Settings {
 pub struct Seen {
     /// When its agent was last heard, or last answered.
     pub heard_at: Option<Timestamp>,
+    /// Its newest sync: one that comes after it and is older says nothing any more.
+    pub seq: Option<Seq>,
     /// What it listed in its last sync.
     pub reports: BTreeMap<AssignmentId, AssignmentReport>,
     /// How the machine is.
@@ -64,27 +76,6 @@ pub struct Seen {
     pub intruder_at: Option<Timestamp>,
 }
 
-/// How a placement does.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// It failed a moment ago and is tried again.
-    Cooling {
-        /// When.
-        until: Timestamp,
-        /// How often in a row: the wait doubles.
-        failures: u32,
-        /// What the provider said.
-        message: String,
-    },
-    /// It cannot work as configured.
-    Stopped {
-        /// Since when.
-        since: Timestamp,
-        /// What the provider said.
-        message: String,
-    },
-}
-
 /// What is known of the provider's list. Absence is not emptiness.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListState {
@@ -92,15 +83,6 @@ pub struct ListState {
     pub read_at: Option<Timestamp>,
     /// Since when calls fail, and what the provider says.
     pub failing: Option<(Timestamp, String)>,
-}
-
-/// What a provider lists under our name and the world does not know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Orphan {
-    /// Since when.
-    pub since: Timestamp,
-    /// How its destruction stands, once an admin ordered it.
-    pub reap: Option<Call>,
 }
 
 /// What `apply` and `record` touched since the last commit.
@@ -132,10 +114,14 @@ pub struct World {
     pub(super) seen: BTreeMap<InstanceId, Seen>,
     pub(super) jobs: BTreeMap<JobId, Job>,
     pub(super) health: BTreeMap<PlacementName, Health>,
+    /// Boots that failed, per placement and image.
+    pub(super) breakers: BTreeMap<BootKey, Breaker>,
     pub(super) list: ListState,
     pub(super) orphans: BTreeMap<InstanceId, Orphan>,
     /// What the provider said when a destroy last failed.
     pub(super) destroy_errors: BTreeMap<InstanceId, String>,
+    /// Since when the config file has errors, and which.
+    pub(super) reload_error: Option<(Timestamp, String)>,
     /// Since when `drain --all` is in force.
     pub(super) paused: Option<Timestamp>,
     pub(super) dirty: Dirty,
@@ -161,9 +147,11 @@ impl World {
             seen: BTreeMap::new(),
             jobs: jobs.into_iter().map(|job| (job.id, job)).collect(),
             health: BTreeMap::new(),
+            breakers: BTreeMap::new(),
             list: ListState::default(),
             orphans: BTreeMap::new(),
             destroy_errors: BTreeMap::new(),
+            reload_error: None,
             paused: None,
             dirty: Dirty::default(),
         };
@@ -229,12 +217,17 @@ impl World {
                 self.paused = None;
                 Ok(Applied::Done)
             }
-            Event::ReapOrphans => {
-                for orphan in self.orphans.values_mut() {
-                    orphan.reap.get_or_insert(Call::due(now));
-                }
-                Ok(Applied::Orphans(self.orphans.keys().copied().collect()))
+            Event::Held { instance, duration } => self.hold(instance, duration, now),
+            Event::Released(instance) => self.release(instance),
+            Event::Reloaded(settings) => {
+                self.reload(*settings);
+                Ok(Applied::Done)
             }
+            Event::ReloadFailed { message } => {
+                self.reload_error = Some((now, message));
+                Ok(Applied::Done)
+            }
+            Event::ReapOrphans => Ok(Applied::Orphans(self.reap_orphans(now))),
             Event::ClockStepped => {
                 self.grace_until = later(now, self.settings.lease);
                 Ok(Applied::Done)
@@ -290,17 +283,6 @@ impl World {
         &self.settings
     }
 
-    /// How a placement does; absent is well.
-    #[must_use]
-    pub fn health(&self, placement: &PlacementName) -> Option<&Health> {
-        self.health.get(placement)
-    }
-
-    /// What providers list under our name and nobody knows.
-    pub fn orphans(&self) -> impl Iterator<Item = (&InstanceId, &Orphan)> {
-        self.orphans.iter()
-    }
-
     /// What is known of the provider's list.
     #[must_use]
     pub fn list_state(&self) -> &ListState {
@@ -328,73 +310,6 @@ impl World {
             instance.changed_at = now;
             self.dirty.instances.insert(id);
         }
-    }
-
-    /// Notes that a placement does not bring machines up.
-    pub(super) fn cool_down(&mut self, placement: &PlacementName, message: &str, now: Timestamp) {
-        if let Some(health) = self.cooled(placement, message, now) {
-            self.health.insert(placement.clone(), health);
-        }
-    }
-
-    /// How a placement does after one more failure: 3 min, doubling to 30 (design 4). `None` when it is stopped.
-    pub(super) fn cooled(&self, placement: &PlacementName, message: &str, now: Timestamp) -> Option<Health> {
-        let failures = match self.health.get(placement) {
-            // Several machines that fail in one breath are one failure.
-            Some(Health::Cooling { failures, until, .. }) if now < *until => *failures,
-            Some(Health::Cooling { failures, .. }) => failures.saturating_add(1),
-            Some(Health::Stopped { .. }) => return None,
-            None => 1,
-        };
-        let minutes = (3_i64 << (failures - 1).min(4)).min(30);
-        let until = later(now, SignedDuration::from_mins(minutes));
-        Some(Health::Cooling { until, failures, message: message.to_owned() })
-    }
-
-    fn drain(
-        &mut self,
-        target: &pilotlight_wire::api::DrainTarget,
-        at_once: bool,
-        now: Timestamp,
-    ) -> Result<Applied, Refusal> {
-        use pilotlight_wire::api::DrainTarget;
-        match target {
-            DrainTarget::Instance(id) if !self.instances.contains_key(id) => return Err(Refusal::UnknownInstance),
-            DrainTarget::Pool(pool)
-                if !self.settings.pools.contains_key(pool)
-                    && !self.instances.values().any(|instance| instance.pool == *pool) =>
-            {
-                return Err(Refusal::UnknownPool);
-            }
-            DrainTarget::All => self.paused = self.paused.or(Some(now)),
-            DrainTarget::Instance(_) | DrainTarget::Pool(_) => {}
-        }
-        let concerned: Vec<InstanceId> = self
-            .instances
-            .values()
-            .filter(|instance| instance.is_live())
-            .filter(|instance| match target {
-                DrainTarget::Instance(id) => instance.id == *id,
-                DrainTarget::Pool(pool) => instance.pool == *pool,
-                DrainTarget::All => true,
-            })
-            .map(|instance| instance.id)
-            .collect();
-        for &id in &concerned {
-            let Some(instance) = self.instances.get(&id) else { continue };
-            // A machine that boots holds nobody's job: it need not become ready first.
-            let step = match instance.phase {
-                Phase::Requested { .. } | Phase::Booting => Step::Terminate(Cause::Drained),
-                _ => Step::Drain(Cause::Drained),
-            };
-            self.step(id, &step, now);
-            if at_once && let Some(instance) = self.instance_mut(id) {
-                for assignment in instance.assignments.values_mut() {
-                    assignment.cancel |= assignment.is_live();
-                }
-            }
-        }
-        Ok(Applied::Instances(concerned))
     }
 }
 

@@ -37,15 +37,6 @@ use crate::{
     },
 };
 
-/// How agents are to behave; from the config.
-#[derive(Clone, Debug)]
-pub struct AgentRules {
-    /// How long an agent lives without an answer.
-    pub lease: Duration,
-    /// Bytes of one job's log.
-    pub max_log: u64,
-}
-
 /// Seconds between SIGTERM and SIGKILL when a job is ended early.
 const STOP_GRACE_SECONDS: u64 = 10;
 
@@ -73,25 +64,34 @@ impl Syncs {
     }
 }
 
+/// The agent that a bearer token names.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    instance: InstanceId,
+    nonce: String,
+}
+
 pub(super) async fn authenticate(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let Some((instance, nonce)) = bearer(request.headers()).and_then(|token| app.keys.verify_bearer(token)) else {
         return ApiError::unauthorized("not an agent's bearer token").into_response();
     };
     // Revoked by the instance's phase: the handlers' events answer 410 for one that is gone. A token made with another
-    // nonce than the one that won is nobody's.
+    // nonce than the one that won is nobody's. Of an instance that is not known (a lost database) only the token is
+    // there to be believed; a sync adopts it once a provider lists it.
+    let known = nonce.clone();
     let won = app
         .control
-        .read(move |world, _, _| {
-            world.instance(instance).and_then(|found| found.enrolment.as_ref().map(|e| e.nonce == nonce))
+        .read(move |world, _, _| match world.instance(instance) {
+            Some(found) => found.enrolment.as_ref().is_some_and(|enrolment| enrolment.nonce == known),
+            None => true,
         })
         .await;
     match won {
-        Ok(Some(true)) => {
-            request.extensions_mut().insert(instance);
+        Ok(true) => {
+            request.extensions_mut().insert(Caller { instance, nonce });
             next.run(request).await
         }
-        Ok(Some(false)) => ApiError::unauthorized("another agent has enrolled as this instance").into_response(),
-        Ok(None) => ApiError::not_found("no such instance").into_response(),
+        Ok(false) => ApiError::unauthorized("another agent has enrolled as this instance").into_response(),
         Err(stopped) => ApiError::from(stopped).into_response(),
     }
 }
@@ -108,8 +108,10 @@ pub(super) async fn enrol(
     if nonce.len() != 64 || !nonce.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(ApiError::bad_input("nonce must be 32 bytes in hex"));
     }
+    let shown = request.bearer.as_ref().and_then(|bearer| app.keys.verify_bearer(bearer.expose()));
     let enrol = Enrol {
         instance,
+        proven: shown.is_some_and(|shown| shown == (instance, nonce.clone())),
         nonce: request.nonce,
         agent_version: request.agent_version,
         agent_started_at: request.agent_started_at,
@@ -117,12 +119,12 @@ pub(super) async fn enrol(
         problems: request.health.problems,
     };
     app.control.apply(Event::Enrolled(Box::new(enrol))).await??;
-    let cpu_jobs = app.control.read(move |world, _, _| world.instance(instance).map(|found| found.cpu_jobs)).await?;
+    let cpu_jobs = app.control.read(move |world, _, _| world.cpu_jobs(instance)).await?;
     tracing::info!(%instance, "enrolled");
     Ok(Json(EnrolResponse {
         bearer: app.keys.bearer(instance, &nonce),
         policy: Policy {
-            lease_seconds: app.rules.lease.as_secs().max(1),
+            lease_seconds: lease_seconds(&app),
             result_grace_seconds: crate::fleet::RESULT_GRACE.as_secs().unsigned_abs(),
             sample_seconds: SAMPLE_SECONDS,
             cpu_jobs: cpu_jobs.unwrap_or(0),
@@ -133,7 +135,7 @@ pub(super) async fn enrol(
 
 pub(super) async fn sync(
     State(app): State<App>,
-    Extension(instance): Extension<InstanceId>,
+    Extension(Caller { instance, nonce }): Extension<Caller>,
     request: Result<Json<SyncRequest>, JsonRejection>,
 ) -> Result<Json<SyncResponse>, ApiError> {
     let Json(request) = request?;
@@ -149,7 +151,7 @@ pub(super) async fn sync(
     // Armed before the world is asked, so that a change in between is not missed.
     let mut changed = pin!(waker.notified());
     changed.as_mut().enable();
-    let synced = Synced { instance, assignments: request.assignments, sample: request.sample };
+    let synced = Synced { instance, nonce, seq, assignments: request.assignments, sample: request.sample };
     let mut found = match app.control.apply(Event::Synced(Box::new(synced))).await? {
         Ok(applied) => orders(applied),
         Err(refusal) => {
@@ -181,7 +183,11 @@ pub(super) async fn sync(
 }
 
 fn response(app: &App, directives: Vec<Directive>) -> SyncResponse {
-    SyncResponse { directives, lease_seconds: app.rules.lease.as_secs().max(1), server_time: app.clock.now() }
+    SyncResponse { directives, lease_seconds: lease_seconds(app), server_time: app.clock.now() }
+}
+
+fn lease_seconds(app: &App) -> u64 {
+    app.rules.borrow().lease.as_secs().max(1)
 }
 
 /// An order with its payload; `None` when it was overtaken.
@@ -218,7 +224,7 @@ async fn directive(app: &App, instance: InstanceId, order: Order) -> Result<Opti
         gpus,
         volumes,
         remaining_seconds,
-        max_log_bytes: app.rules.max_log,
+        max_log_bytes: app.rules.borrow().max_log,
         stop_grace_seconds: STOP_GRACE_SECONDS,
     }))))
 }
@@ -229,7 +235,7 @@ fn volumes(world: &crate::fleet::World, pool: &PoolName) -> Vec<Volume> {
 
 pub(super) async fn event(
     State(app): State<App>,
-    Extension(instance): Extension<InstanceId>,
+    Extension(Caller { instance, .. }): Extension<Caller>,
     id: Result<Path<AssignmentId>, PathRejection>,
     event: Result<Json<AssignmentEvent>, JsonRejection>,
 ) -> Result<Json<EventAck>, ApiError> {
@@ -249,7 +255,7 @@ pub(super) struct Offset {
 
 pub(super) async fn log(
     State(app): State<App>,
-    Extension(instance): Extension<InstanceId>,
+    Extension(Caller { instance, .. }): Extension<Caller>,
     id: Result<Path<AssignmentId>, PathRejection>,
     offset: Result<Query<Offset>, QueryRejection>,
     request: Request,

@@ -15,10 +15,10 @@ use axum::{
 };
 use jiff::SignedDuration;
 use pilotlight_wire::{
-    JobId,
+    InstanceId, JobId,
     api::{
-        DrainRequest, DrainResponse, FOLLOW_HOLD_SECONDS, InstanceView, JobView, LOG_SIZE_HEADER, LOG_STATE_HEADER,
-        MAX_LOG_ANSWER, Orphan, PlanView, PoolView, StatusView, SubmitJob,
+        DrainRequest, DrainResponse, FOLLOW_HOLD_SECONDS, HoldRequest, InstanceView, JobView, LOG_SIZE_HEADER,
+        LOG_STATE_HEADER, MAX_LOG_ANSWER, Orphan, PlanView, PoolView, ReleaseRequest, StatusView, SubmitJob,
     },
 };
 use serde::Deserialize;
@@ -46,7 +46,7 @@ pub(super) async fn submit(
     let bytes = serde_json::to_vec(&job).map_err(|error| ApiError::internal(&error))?;
     let body_hash = hex::encode(digest(&SHA256, &bytes));
     if let Some(known) = find(&app, id).await? {
-        return if known.body_hash == body_hash {
+        return if known.has_body(&body_hash) {
             Ok((StatusCode::OK, Json(view_of(&app, known).await?)).into_response())
         } else {
             Err(crate::fleet::Refusal::OtherBody.into())
@@ -231,17 +231,46 @@ pub(super) async fn resume(State(app): State<App>) -> Result<StatusCode, ApiErro
     Ok(StatusCode::NO_CONTENT)
 }
 
+pub(super) async fn hold(
+    State(app): State<App>,
+    body: Result<Json<HoldRequest>, JsonRejection>,
+) -> Result<Json<InstanceView>, ApiError> {
+    let Json(HoldRequest { instance, seconds }) = body?;
+    tracing::info!(%instance, seconds, "hold asked");
+    let duration = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
+    app.control.apply(Event::Held { instance, duration }).await??;
+    instance_view(&app, instance).await
+}
+
+pub(super) async fn release(
+    State(app): State<App>,
+    body: Result<Json<ReleaseRequest>, JsonRejection>,
+) -> Result<Json<InstanceView>, ApiError> {
+    let Json(ReleaseRequest { instance }) = body?;
+    tracing::info!(%instance, "release asked");
+    app.control.apply(Event::Released(instance)).await??;
+    instance_view(&app, instance).await
+}
+
+async fn instance_view(app: &App, id: InstanceId) -> Result<Json<InstanceView>, ApiError> {
+    let look = move |world: &crate::fleet::World| world.instance(id).map(|found| world.instance_view(found));
+    let view = app.control.read(move |world, _, _| look(world)).await?;
+    view.map(Json).ok_or_else(|| crate::fleet::Refusal::UnknownInstance.into())
+}
+
 pub(super) async fn orphans(State(app): State<App>) -> Result<Json<Vec<Orphan>>, ApiError> {
     Ok(Json(app.control.read(|world, _, _| list_orphans(world)).await?))
 }
 
 pub(super) async fn reap(State(app): State<App>) -> Result<Json<Vec<Orphan>>, ApiError> {
-    app.control.apply(Event::ReapOrphans).await??;
-    Ok(Json(app.control.read(|world, _, _| list_orphans(world)).await?))
+    let mut found = app.control.read(|world, _, _| list_orphans(world)).await?;
+    let Applied::Orphans(ordered) = app.control.apply(Event::ReapOrphans).await?? else { return Ok(Json(found)) };
+    found.retain(|orphan| ordered.contains(&orphan.instance));
+    Ok(Json(found))
 }
 
 fn list_orphans(world: &crate::fleet::World) -> Vec<Orphan> {
-    let one = |(id, orphan): (&pilotlight_wire::InstanceId, &crate::fleet::Orphan)| Orphan {
+    let one = |(id, orphan): (&InstanceId, &crate::fleet::Orphan)| Orphan {
         provider: "local".to_owned(),
         instance: *id,
         since: orphan.since,

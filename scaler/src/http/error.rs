@@ -112,6 +112,8 @@ impl From<Refusal> for ApiError {
                 Self::not_found(message)
             }
             Refusal::OtherNonce => Self::new(StatusCode::CONFLICT, "other_nonce", message),
+            Refusal::Leaving => Self::new(StatusCode::CONFLICT, "leaving", message),
+            Refusal::HoldTooLong => Self::bad_input(message),
             Refusal::OtherBody => Self::new(StatusCode::CONFLICT, "other_body", message),
             Refusal::EventGap { expected } => {
                 let mut error = Self::new(StatusCode::CONFLICT, "gap", message);

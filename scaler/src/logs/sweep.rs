@@ -1,6 +1,6 @@
 //! Old logs go: those kept long enough, and the oldest while the disk is nearly full. Never an open one.
 
-use std::{fs, io, path::Path, sync::Arc};
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use pilotlight_runtime::{Report, durable};
@@ -18,23 +18,23 @@ pub(super) fn free_space(path: &Path) -> io::Result<u64> {
 }
 
 impl LogStore {
-    /// Deletes the finished logs that were kept long enough, and then the oldest finished ones while less than 1 GiB
+    /// Deletes the finished logs that were kept for as long as `keep`, and then the oldest finished ones while less than 1 GiB
     /// is free. Answers how many went. One that cannot be deleted is logged and left for the next time.
     ///
     /// # Errors
     /// When the directory or the free space cannot be read.
-    pub async fn sweep(&self) -> Result<usize, LogError> {
+    pub async fn sweep(&self, keep: Duration) -> Result<usize, LogError> {
         let shared = Arc::clone(&self.0);
-        blocking(move || shared.sweep()).await
+        blocking(move || shared.sweep(keep)).await
     }
 }
 
 impl Shared {
-    fn sweep(&self) -> Result<usize, LogError> {
+    fn sweep(&self, keep: Duration) -> Result<usize, LogError> {
         let now = self.clock.now();
         let mut removed = 0;
         for (closed_at, job) in self.finished()? {
-            let kept_until = closed_at.saturating_add(self.keep).unwrap_or(Timestamp::MAX);
+            let kept_until = closed_at.saturating_add(keep).unwrap_or(Timestamp::MAX);
             if now < kept_until && self.free()? >= MIN_FREE {
                 break;
             }

@@ -6,7 +6,7 @@ const HOLD: Duration = Duration::from_secs(25);
 const KEEP: Duration = Duration::from_secs(14 * 86_400);
 
 fn store(dir: &Path) -> LogStore {
-    LogStore::open(dir, KEEP, Clock::anchored(Timestamp::UNIX_EPOCH)).unwrap()
+    LogStore::open(dir, Clock::anchored(Timestamp::UNIX_EPOCH)).unwrap()
 }
 
 /// A store whose disk counts as full while it holds more than two logs.
@@ -16,7 +16,7 @@ fn store_on_a_small_disk(dir: &Path, clock: Clock) -> LogStore {
         Ok(if logs.count() > 2 { (1 << 30) - 1 } else { 1 << 30 })
     };
     let open = Mutex::default();
-    LogStore(Arc::new(Shared { dir: dir.to_owned(), keep: KEEP, clock, free_space, open }))
+    LogStore(Arc::new(Shared { dir: dir.to_owned(), clock, free_space, open }))
 }
 
 async fn append(store: &LogStore, job: JobId, offset: u64, text: &'static [u8]) -> u64 {
@@ -272,13 +272,13 @@ async fn the_sweep_takes_what_was_kept_long_enough() {
     store.close(old, None).await.unwrap();
     tokio::time::sleep(KEEP / 2).await;
     store.close(young, None).await.unwrap();
-    assert_eq!(store.sweep().await.unwrap(), 0);
+    assert_eq!(store.sweep(KEEP).await.unwrap(), 0);
     tokio::time::sleep(KEEP / 2).await;
-    assert_eq!(store.sweep().await.unwrap(), 1);
+    assert_eq!(store.sweep(KEEP).await.unwrap(), 1);
     assert!(matches!(store.size(old).await, Err(LogError::Unknown(_))));
     assert_eq!(store.size(young).await.unwrap(), (0, true));
     tokio::time::sleep(KEEP * 10).await;
-    assert_eq!(store.sweep().await.unwrap(), 1);
+    assert_eq!(store.sweep(KEEP).await.unwrap(), 1);
     assert_eq!(whole(&store, open).await, b"open", "an open log is never swept");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
@@ -299,13 +299,13 @@ async fn a_full_disk_takes_the_oldest_finished_first() {
     }
     // A sweep that died between the two files of a log left the mark.
     fs::remove_file(store.0.log_path(closed[0])).unwrap();
-    assert_eq!(store.sweep().await.unwrap(), 3);
+    assert_eq!(store.sweep(KEEP).await.unwrap(), 3);
     for job in &closed[..3] {
         assert!(matches!(store.size(*job).await, Err(LogError::Unknown(_))));
     }
     assert_eq!(store.size(closed[3]).await.unwrap(), (0, true));
     assert_eq!(whole(&store, open).await, b"open");
-    assert_eq!(store.sweep().await.unwrap(), 0);
+    assert_eq!(store.sweep(KEEP).await.unwrap(), 0);
 }
 
 #[test]

@@ -30,7 +30,7 @@ use self::{
     folder::{Folder, Life},
     process::{Holder, Process},
 };
-use super::{CreateError, Listed, ProviderError};
+use super::{CreateError, Listed, ProviderError, Tags};
 use crate::fleet::LocalPlacement;
 
 /// How often a lock whose holder is not known yet is looked at.
@@ -116,11 +116,17 @@ impl LocalProvider {
     /// # Errors
     /// `Invalid` when the agent's binary cannot be used, `Capacity` when the directory cannot be made, `MayExist` when
     /// nobody knows.
-    pub async fn create(&self, bootstrap: &Bootstrap, placement: &LocalPlacement) -> Result<(), CreateError> {
+    pub async fn create(
+        &self,
+        bootstrap: &Bootstrap,
+        placement: &LocalPlacement,
+        tags: &Tags,
+    ) -> Result<(), CreateError> {
         let slot = self.slot(bootstrap.instance);
         let _held = slot.lock().await;
-        let (root, bootstrap, placement) = (self.0.root.clone(), bootstrap.clone(), placement.clone());
-        off_thread(move || Ok(make(&root, &bootstrap, &placement)))
+        let (root, bootstrap, placement, tags) =
+            (self.0.root.clone(), bootstrap.clone(), placement.clone(), tags.clone());
+        off_thread(move || Ok(make(&root, &bootstrap, &placement, &tags)))
             .await
             .unwrap_or_else(|error| Err(CreateError::MayExist(error.to_string())))?;
         self.0.created.notify_one();
@@ -133,15 +139,19 @@ impl LocalProvider {
     /// When a directory cannot be read: what is there is then unknown, not empty.
     pub async fn list(&self) -> Result<Vec<Listed>, ProviderError> {
         let root = self.0.root.clone();
-        let lives =
-            off_thread(move || lives(&root)).await.map_err(|source| self.failed("list the instances in", source))?;
-        let listed = lives.into_iter().filter_map(|(instance, life)| match life {
-            Life::Absent => None,
-            Life::Alive => Some(Listed { instance, alive: true, note: None }),
-            Life::Finished(note) => Some(Listed { instance, alive: false, note: Some(note) }),
-            Life::Leaving => Some(Listed { instance, alive: false, note: Some("being destroyed".to_owned()) }),
+        let listed = off_thread(move || {
+            let found = lives(&root)?.into_iter().filter_map(|(instance, life)| {
+                let (alive, note) = match life {
+                    Life::Absent => return None,
+                    Life::Alive => (true, None),
+                    Life::Finished(note) => (false, Some(note)),
+                    Life::Leaving => (false, Some("being destroyed".to_owned())),
+                };
+                Some(Listed { instance, alive, note, tags: Folder::new(&root, instance).tags() })
+            });
+            Ok(found.collect())
         });
-        Ok(listed.collect())
+        listed.await.map_err(|source| self.failed("list the instances in", source))
     }
 
     /// Destroys an instance: no further start, the agent stopped, everything it made removed, then the directory. The
@@ -222,7 +232,7 @@ impl LocalProvider {
 /// Ends the name of a directory that is being made.
 const UNFINISHED: &str = ".new";
 
-fn make(root: &Path, bootstrap: &Bootstrap, placement: &LocalPlacement) -> Result<(), CreateError> {
+fn make(root: &Path, bootstrap: &Bootstrap, placement: &LocalPlacement, tags: &Tags) -> Result<(), CreateError> {
     let folder = Folder::new(root, bootstrap.instance);
     if folder.life().map_err(|error| CreateError::MayExist(error.to_string()))? != Life::Absent {
         return Ok(());
@@ -235,13 +245,19 @@ fn make(root: &Path, bootstrap: &Bootstrap, placement: &LocalPlacement) -> Resul
         )));
     }
     let unfinished = folder.path().with_extension(&UNFINISHED[1..]);
-    fill(root, &unfinished, bootstrap, placement)
+    fill(root, &unfinished, bootstrap, placement, tags)
         .and_then(|()| fs::rename(&unfinished, folder.path()))
         .map_err(|error| CreateError::Capacity(format!("{}: {}", unfinished.display(), Report(&error))))?;
     durable::sync_parent(folder.path()).map_err(|error| CreateError::MayExist(error.to_string()))
 }
 
-fn fill(root: &Path, unfinished: &Path, bootstrap: &Bootstrap, placement: &LocalPlacement) -> io::Result<()> {
+fn fill(
+    root: &Path,
+    unfinished: &Path,
+    bootstrap: &Bootstrap,
+    placement: &LocalPlacement,
+    tags: &Tags,
+) -> io::Result<()> {
     if !root.try_exists()? {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root)?;
         durable::sync_parent(root)?;
@@ -251,7 +267,7 @@ fn fill(root: &Path, unfinished: &Path, bootstrap: &Bootstrap, placement: &Local
         _ => {}
     }
     fs::DirBuilder::new().mode(0o700).create(unfinished)?;
-    Folder::fill(unfinished, bootstrap, placement)
+    Folder::fill(unfinished, bootstrap, placement, tags)
 }
 
 /// How each instance is that has a directory.

@@ -70,6 +70,7 @@ fn instance() -> Instance {
         changed_at: at(1),
         boot_deadline: at(1200),
         lifetime_end: at(86_400),
+        held_until: None,
         single_use: false,
         assigned_total: 0,
         enrolment: None,

@@ -7,6 +7,8 @@ use serde_json::Value;
 
 use crate::{client, code, fake::Fake, noise, pilotlight, stderr, stderr_until};
 
+const ID: &str = "0193d5a0-0000-7000-8000-000000000002";
+
 #[test]
 fn wrong_usage_is_64_and_help_is_0() {
     for args in [
@@ -21,6 +23,10 @@ fn wrong_usage_is_64_and_help_is_0() {
         &["cancel"],
         &["drain"],
         &["drain", "--all", "--pool", "p"],
+        &["hold"],
+        &["hold", ID, "--for", "25h"],
+        &["hold", ID, "--for", "0s"],
+        &["release", "x"],
         &["status", "--url", "ftp://x"],
     ] {
         let output = pilotlight(args).output().unwrap();
@@ -121,6 +127,21 @@ fn drain_all_now_waits_until_every_machine_is_gone() {
     let resumed = client(&fake, &["drain", "--resume"]).output().unwrap();
     assert_eq!(code(&resumed), 0);
     assert!(fake.look(|order| order.resumed));
+}
+
+#[test]
+fn a_hold_is_for_four_hours_unless_told_and_ends_with_release() {
+    let fake = Fake::start();
+    for (args, seconds) in [(&["hold", ID][..], 4 * 3600), (&["hold", ID, "--for", "24h"], 24 * 3600)] {
+        let output = client(&fake, args).output().unwrap();
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        assert!(stderr(&output).contains("is held until"), "{}", stderr(&output));
+        assert_eq!(fake.look(|order| order.held), Some(seconds));
+    }
+    let output = client(&fake, &["release", ID, "--json"]).output().unwrap();
+    let view: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((code(&output), &view["held_until"]), (0, &Value::Null));
+    assert_eq!(fake.look(|order| order.held), None);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use axum::{
 use bytes::Bytes;
 use pilotlight_wire::{
     ErrorBody, Usage, Verdict,
-    api::{DrainRequest, JobState, LOG_SIZE_HEADER, LOG_STATE_HEADER, MAX_LOG_ANSWER},
+    api::{DrainRequest, HoldRequest, JobState, LOG_SIZE_HEADER, LOG_STATE_HEADER, MAX_LOG_ANSWER, ReleaseRequest},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -55,6 +55,8 @@ pub(crate) struct Order {
     pub(crate) cancelled: bool,
     pub(crate) drain: Option<DrainRequest>,
     pub(crate) resumed: bool,
+    /// Seconds of the hold of the one machine.
+    pub(crate) held: Option<u64>,
     pub(crate) reaped: bool,
 }
 
@@ -80,7 +82,8 @@ impl Order {
         let phase = if self.machine_gone { "gone" } else { "draining" };
         json!({
             "id": INSTANCE, "pool": "here", "placement": "here", "provider": "local", "phase": phase, "gpus": 0,
-            "assignments": [], "created_at": NOW, "ready_at": null, "expires_at": NOW, "cause": null,
+            "assignments": [], "created_at": NOW, "ready_at": null, "expires_at": NOW, "held_until": self.held.map(|_| NOW),
+            "cause": null,
             "last_sync_at": null,
         })
     }
@@ -118,6 +121,7 @@ impl Fake {
             cancelled: false,
             drain: None,
             resumed: false,
+            held: None,
             reaped: false,
         };
         let waiting = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -179,6 +183,8 @@ fn router(order: Arc<watch::Sender<Order>>) -> Router {
         .route("/plan", get(plan))
         .route("/drain", post(drain))
         .route("/resume", post(async |State(order): Shared| order.send_modify(|order| order.resumed = true)))
+        .route("/hold", post(hold))
+        .route("/release", post(release))
         .route("/orphans", get(async || Json(orphans())))
         .route("/reap", post(reap));
     Router::new().nest("/api/v1", api).layer(middleware::from_fn(authorised)).with_state(order)
@@ -328,6 +334,16 @@ async fn plan() -> Json<Value> {
 async fn drain(State(order): Shared, Json(request): Json<DrainRequest>) -> Json<Value> {
     order.send_modify(|order| order.drain = Some(request));
     Json(json!({"instances": [INSTANCE]}))
+}
+
+async fn hold(State(order): Shared, Json(request): Json<HoldRequest>) -> Json<Value> {
+    order.send_modify(|order| order.held = Some(request.seconds));
+    Json(order.borrow().instance())
+}
+
+async fn release(State(order): Shared, Json(_): Json<ReleaseRequest>) -> Json<Value> {
+    order.send_modify(|order| order.held = None);
+    Json(order.borrow().instance())
 }
 
 fn orphans() -> Value {

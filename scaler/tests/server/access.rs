@@ -1,6 +1,9 @@
 //! Who may call what, and what everybody may see.
 
-use pilotlight_wire::{ErrorBody, InstanceId, JobId, Verdict};
+use pilotlight_wire::{
+    ErrorBody, InstanceId, JobId, Verdict,
+    agent::{Seq, SyncRequest},
+};
 use reqwest::{Method, StatusCode};
 
 use super::rig::{Rig, finished, started};
@@ -57,7 +60,8 @@ async fn a_bearer_of_another_nonce_or_of_an_unknown_instance_is_nobody_s() {
     let unknown: InstanceId = ID.parse().unwrap();
     for (instance, status) in [(agent.instance, StatusCode::UNAUTHORIZED), (unknown, StatusCode::NOT_FOUND)] {
         let bearer = keys.bearer(instance, &"cd".repeat(32));
-        let sync = rig.http.post(format!("{}/agent/v1/sync", rig.url)).bearer_auth(bearer.expose());
+        let sync = SyncRequest { seq: Seq { run: 1, n: 1 }, assignments: Vec::new(), sample: None, note: None };
+        let sync = rig.http.post(format!("{}/agent/v1/sync", rig.url)).bearer_auth(bearer.expose()).json(&sync);
         assert_eq!(sync.send().await.unwrap().status(), status, "neither 410: nothing is ended by it");
     }
     let mut bootstrap = rig.bootstrap().await;

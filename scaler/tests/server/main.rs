@@ -4,7 +4,9 @@
 
 mod access;
 mod admin;
+mod adoption;
 mod ends;
 mod link;
 mod queue;
+mod reload;
 mod rig;

@@ -119,16 +119,13 @@ async fn orphans_are_shown_and_reaped_on_demand_only() {
     let mut rig = Rig::new().await;
     rig.submit().await;
     let bootstrap = rig.bootstrap().await;
-    rig.stop().await.unwrap();
-    for name in ["pilotlight.db", "pilotlight.db-wal", "pilotlight.db-shm"] {
-        let _absent = std::fs::remove_file(rig.state().join(name));
-    }
-    rig.start().await;
+    rig.lose_database().await;
     until("an orphan", async || rig.get("/api/v1/orphans").await[0]["instance"] == json!(bootstrap.instance)).await;
     let alerts = rig.get("/api/v1/status").await["alerts"].clone();
     assert_eq!(alerts[0]["code"], "orphan", "{alerts}");
     assert!(rig.state().join("local").join(bootstrap.instance.to_string()).exists(), "not touched by itself");
     assert_eq!(rig.call(Method::POST, "/api/v1/reap", None).await.1[0]["instance"], json!(bootstrap.instance));
-    until("it is gone", async || rig.get("/api/v1/orphans").await == json!([])).await;
+    until("it is gone", async || rig.instance(bootstrap.instance).await["phase"] == "gone").await;
+    assert_eq!(rig.instance(bootstrap.instance).await["cause"], "not known to us, reaped by an admin");
     assert!(!rig.state().join("local").join(bootstrap.instance.to_string()).exists());
 }

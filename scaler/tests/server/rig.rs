@@ -1,22 +1,23 @@
 //! A scaler in this process, whose machines are scripts that only hold their lock, and the test as their agent.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use jiff::Timestamp;
 use pilotlight_scaler::{
     RunError,
     config::{self, Surroundings},
+    reload::Reload,
 };
 use pilotlight_wire::{
-    AssignmentId, InstanceId, JobId, Verdict,
+    AssignmentId, InstanceId, JobId, Secret, Verdict,
     agent::{
         AssignmentEvent, AssignmentEventKind, AssignmentReport, Bootstrap, Directive, EnrolRequest, EnrolResponse,
-        Finished, Health, Inventory, Seq, Stage, Start, SyncRequest, SyncResponse,
+        Finished, Health, Inventory, JobRef, Seq, Stage, Start, SyncRequest, SyncResponse,
     },
 };
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
+use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 const SCRIPT: &str = r#"#!/bin/bash
@@ -32,6 +33,7 @@ pub(crate) struct Rig {
     pub(crate) url: String,
     pub(crate) token: String,
     shutdown: CancellationToken,
+    reloads: Option<mpsc::Sender<Reload>>,
     running: Option<JoinHandle<Result<(), RunError>>>,
     pub(crate) http: reqwest::Client,
 }
@@ -44,6 +46,9 @@ pub(crate) struct Agent {
     pub(crate) bearer: String,
     n: u64,
     pub(crate) listed: Vec<AssignmentId>,
+    pub(crate) stage: Stage,
+    /// Whose jobs its assignments are.
+    jobs: BTreeMap<AssignmentId, JobRef>,
 }
 
 impl Rig {
@@ -62,6 +67,7 @@ impl Rig {
             url: format!("http://127.0.0.1:{port}"),
             token: String::new(),
             shutdown: CancellationToken::new(),
+            reloads: None,
             running: None,
             http: reqwest::Client::new(),
             dir,
@@ -78,12 +84,32 @@ impl Rig {
         let around = Surroundings { state_dir: Some(self.state()), ..Surroundings::of_this_box() };
         let valid = config::load(&self.dir.path().join("config.toml"), &around).unwrap();
         self.shutdown = CancellationToken::new();
-        self.running = Some(tokio::spawn(pilotlight_scaler::run(valid.config, self.shutdown.clone())));
+        let (reloads, receiver) = mpsc::channel(1);
+        self.reloads = Some(reloads);
+        self.running = Some(tokio::spawn(pilotlight_scaler::run(valid.config, receiver, self.shutdown.clone())));
         until("ready", async || {
             self.http.get(format!("{}/readyz", self.url)).send().await.is_ok_and(|answer| answer.status() == 200)
         })
         .await;
         self.token = fs::read_to_string(self.state().join("admin.token")).unwrap().trim().to_owned();
+    }
+
+    /// Writes another config and reads it, as SIGHUP does.
+    pub(crate) async fn reload(&self, edit: impl FnOnce(String) -> String) {
+        let path = self.dir.path().join("config.toml");
+        fs::write(&path, edit(fs::read_to_string(&path).unwrap())).unwrap();
+        let around = Surroundings { state_dir: Some(self.state()), ..Surroundings::of_this_box() };
+        let loaded = config::load(&path, &around).map(Box::new);
+        self.reloads.as_ref().unwrap().send(loaded).await.unwrap();
+    }
+
+    /// Loses the database, and nothing else.
+    pub(crate) async fn lose_database(&mut self) {
+        self.stop().await.unwrap();
+        for name in ["pilotlight.db", "pilotlight.db-wal", "pilotlight.db-shm"] {
+            let _absent = fs::remove_file(self.state().join(name));
+        }
+        self.start().await;
     }
 
     pub(crate) async fn stop(&mut self) -> Result<(), RunError> {
@@ -166,10 +192,22 @@ impl Rig {
             bearer,
             n: 0,
             listed: Vec::new(),
+            stage: Stage::Accepted,
+            jobs: BTreeMap::new(),
         }
     }
 
     pub(crate) async fn enrol_with(&self, bootstrap: &Bootstrap, nonce: &str) -> reqwest::Response {
+        self.enrol_again(bootstrap, nonce, None).await
+    }
+
+    /// Enrols, showing the bearer of an earlier enrolment.
+    pub(crate) async fn enrol_again(
+        &self,
+        bootstrap: &Bootstrap,
+        nonce: &str,
+        bearer: Option<&str>,
+    ) -> reqwest::Response {
         let request = EnrolRequest {
             instance: bootstrap.instance,
             secret: bootstrap.secret.clone(),
@@ -178,6 +216,7 @@ impl Rig {
             agent_started_at: Timestamp::UNIX_EPOCH,
             inventory: Inventory::default(),
             health: Health::default(),
+            bearer: bearer.map(Secret::new),
         };
         self.http.post(format!("{}/agent/v1/enrol", self.url)).json(&request).send().await.unwrap()
     }
@@ -210,10 +249,10 @@ impl Agent {
     pub(crate) fn sync_as(&self, seq: Seq) -> reqwest::RequestBuilder {
         let report = |id: &AssignmentId| AssignmentReport {
             id: *id,
-            job: None,
+            job: self.jobs.get(id).cloned(),
             gpus: Vec::new(),
             deadline: None,
-            stage: Stage::Accepted,
+            stage: self.stage,
             detail: Some("pulling x: 45%".to_owned()),
         };
         let assignments = self.listed.iter().map(report).collect();
@@ -228,7 +267,10 @@ impl Agent {
     /// Syncs until told to start something.
     pub(crate) async fn start(&mut self) -> Start {
         match self.directives().await.as_slice() {
-            [Directive::Start(start)] => (**start).clone(),
+            [Directive::Start(start)] => {
+                self.jobs.insert(start.assignment, start.job.clone());
+                (**start).clone()
+            }
             other => panic!("one start is wanted: {other:?}"),
         }
     }

@@ -139,6 +139,7 @@ impl World {
                 agent_started_at: Timestamp::UNIX_EPOCH,
                 inventory: Inventory::default(),
                 health: Health::default(),
+                bearer: dir.bearer().unwrap(),
             },
             machine: crate::machine::Setup {
                 run: dir.next_run().unwrap(),

@@ -16,6 +16,10 @@ use crate::fleet::{
 
 impl World {
     pub(super) fn enrol(&mut self, enrol: Enrol, now: Timestamp) -> Result<Applied, Refusal> {
+        if enrol.proven && self.orphans.contains_key(&enrol.instance) {
+            // It was taken in by a scaler whose database is lost; its next sync says what runs on it, and adopts it.
+            return Ok(Applied::Done);
+        }
         let instance = self.instances.get(&enrol.instance).ok_or(Refusal::UnknownInstance)?;
         if let Some(first) = &instance.enrolment {
             if first.nonce != enrol.nonce {
@@ -32,7 +36,6 @@ impl World {
         if found < instance.gpus() {
             problems.push(format!("{found} GPUs found, {} expected", instance.gpus()));
         }
-        let placement = instance.placement.name.clone();
         self.step(enrol.instance, &Step::Enrolled, now);
         self.seen.entry(enrol.instance).or_default().heard_at = Some(now);
         if let Some(instance) = self.instance_mut(enrol.instance) {
@@ -48,30 +51,44 @@ impl World {
                 inventory: enrol.inventory,
             });
         }
+        let Some(instance) = self.instances.get(&enrol.instance).cloned() else { return Ok(Applied::Done) };
         if problems.is_empty() {
-            self.health.remove(&placement);
+            self.came_up(&instance.placement);
         } else {
-            // The agent is told to leave with its first sync; the placement cools down, or the same broken box would
-            // be tried for ever.
-            let message = problems.join("; ");
-            self.cool_down(&placement, &message, now);
-            self.step(enrol.instance, &Step::Terminate(Cause::Unhealthy { message }), now);
+            // The agent is told to leave with its first sync; and the breaker trips, or the same broken box would be
+            // tried for ever.
+            let cause = Cause::Unhealthy { message: problems.join("; ") };
+            self.trip(&instance, &cause.to_string(), now);
+            self.step(enrol.instance, &Step::Terminate(cause), now);
         }
         Ok(Applied::Done)
     }
 
     pub(super) fn synced(&mut self, synced: Synced, now: Timestamp) -> Result<Applied, Refusal> {
-        let instance = self.instances.get(&synced.instance).ok_or(Refusal::UnknownInstance)?;
+        let id = synced.instance;
+        if !self.instances.contains_key(&id) && !self.adopt(id, synced.nonce, !synced.assignments.is_empty(), now) {
+            return Err(Refusal::UnknownInstance);
+        }
+        let instance = self.instances.get(&id).ok_or(Refusal::UnknownInstance)?;
         if !instance.is_live() {
             return Err(Refusal::InstanceGone);
         }
-        let seen = self.seen.entry(synced.instance).or_default();
+        let serves = matches!(instance.phase, Phase::Ready { .. } | Phase::Draining { .. });
+        let seen = self.seen.entry(id).or_default();
+        if seen.seq.is_some_and(|newest| synced.seq < newest) {
+            return Ok(Applied::Directives(Vec::new()));
+        }
+        seen.seq = Some(synced.seq);
         seen.heard_at = Some(now);
         seen.absent = 0;
         seen.sample = synced.sample.or(seen.sample);
-        seen.reports = synced.assignments.into_iter().map(|report| (report.id, report)).collect();
-        self.drop_settled_assignments(synced.instance);
-        self.orders(synced.instance).map(Applied::Directives)
+        let reports = synced.assignments.into_iter().map(|report| (report.id, report)).collect();
+        if serves {
+            self.adopt_assignments(id, &reports, now);
+        }
+        self.seen.entry(id).or_default().reports = reports;
+        self.drop_settled_assignments(id);
+        self.orders(id).map(Applied::Directives)
     }
 
     pub(super) fn sync_answered(&mut self, id: InstanceId, now: Timestamp) -> Result<Applied, Refusal> {
@@ -134,7 +151,8 @@ impl World {
             return Ok(Applied::Done);
         }
         let expected = assignment.last_event + 1;
-        if event.n > expected {
+        let first_of_adopted = assignment.adopted && assignment.last_event == 0;
+        if event.n > expected && !first_of_adopted {
             return Err(Refusal::EventGap { expected });
         }
         let (job, cancel) = (assignment.job, assignment.cancel);

@@ -17,7 +17,7 @@ const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(15);
 impl World {
     pub(super) fn submit(&mut self, submission: Submission, now: Timestamp) -> Result<Applied, Refusal> {
         if let Some(job) = self.jobs.get(&submission.id) {
-            return if job.body_hash == submission.body_hash {
+            return if job.has_body(&submission.body_hash) {
                 Ok(Applied::Job(Box::new(job.clone())))
             } else {
                 Err(Refusal::OtherBody)

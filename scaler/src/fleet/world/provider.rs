@@ -20,9 +20,8 @@ const ABSENCES: u8 = 2;
 
 impl World {
     pub(super) fn created(&mut self, id: InstanceId, now: Timestamp) -> Result<Applied, Refusal> {
-        if !self.instances.contains_key(&id) {
-            return Err(Refusal::UnknownInstance);
-        }
+        let instance = self.instances.get(&id).cloned().ok_or(Refusal::UnknownInstance)?;
+        self.has_capacity(&instance);
         self.step(id, &Step::Created, now);
         Ok(Applied::Done)
     }
@@ -57,10 +56,6 @@ impl World {
     }
 
     pub(super) fn destroy_accepted(&mut self, id: InstanceId, now: Timestamp) -> Result<Applied, Refusal> {
-        if let Some(orphan) = self.orphans.get_mut(&id) {
-            orphan.reap = Some(Call::Accepted { at: now });
-            return Ok(Applied::Done);
-        }
         let instance = self.instance_mut(id).ok_or(Refusal::UnknownInstance)?;
         if let Phase::Terminating { destroy, absent, .. } = &mut instance.phase {
             *destroy = Call::Accepted { at: now };
@@ -71,10 +66,6 @@ impl World {
 
     pub(super) fn destroy_failed(&mut self, id: InstanceId, message: &str, now: Timestamp) -> Result<Applied, Refusal> {
         self.destroy_errors.insert(id, message.to_owned());
-        if let Some(orphan) = self.orphans.get_mut(&id) {
-            orphan.reap = orphan.reap.map(|call| call.failed(now));
-            return Ok(Applied::Done);
-        }
         let instance = self.instance_mut(id).ok_or(Refusal::UnknownInstance)?;
         if let Phase::Terminating { destroy, .. } = &mut instance.phase {
             *destroy = destroy.failed(now);
@@ -94,9 +85,12 @@ impl World {
                 None => self.not_listed(id, began_at, now),
             }
         }
-        let unknown = listed.keys().filter(|id| !self.instances.contains_key(id));
+        let unknown = listed.into_iter().filter(|(id, _)| !self.instances.contains_key(id));
         self.orphans = unknown
-            .map(|id| (*id, self.orphans.get(id).cloned().unwrap_or(Orphan { since: now, reap: None })))
+            .map(|(id, listed)| {
+                let since = self.orphans.get(&id).map_or(now, |orphan| orphan.since);
+                (id, Orphan { since, tags: listed.tags.clone() })
+            })
             .collect();
     }
 

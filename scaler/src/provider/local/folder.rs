@@ -3,6 +3,7 @@
 //! ```text
 //! <id>/bootstrap.json   the agent's bootstrap; gone once everything but this directory is cleaned up
 //!      placement.json   the arguments of the create call, for later starts and for the clean-up
+//!      tags.json        its pool and placement, for a scaler that lost its database
 //!      agent.lock       held (flock) by the agent, with `pid starttime` inside
 //!      agent.log        what the agent prints; agent.log.1 before that
 //!      done             the agent left for good, and why
@@ -19,7 +20,7 @@ use std::{
 use pilotlight_runtime::durable;
 use pilotlight_wire::{InstanceId, agent::Bootstrap};
 
-use crate::fleet::LocalPlacement;
+use crate::{fleet::LocalPlacement, provider::Tags};
 
 /// The most bytes of a mark that are shown.
 const MAX_NOTE: u64 = 1024;
@@ -66,6 +67,15 @@ impl Folder {
         self.0.join("placement.json")
     }
 
+    fn tags_file(&self) -> PathBuf {
+        self.0.join("tags.json")
+    }
+
+    /// What was written on the instance when it was made. A machine with unreadable tags is listed all the same.
+    pub(super) fn tags(&self) -> Option<Tags> {
+        serde_json::from_slice(&fs::read(self.tags_file()).ok()?).ok()
+    }
+
     fn broken(&self) -> PathBuf {
         self.0.join("broken")
     }
@@ -100,10 +110,11 @@ impl Folder {
     }
 
     /// Writes the files of a new instance into a directory that nobody lists yet.
-    pub(super) fn fill(path: &Path, bootstrap: &Bootstrap, placement: &LocalPlacement) -> io::Result<()> {
+    pub(super) fn fill(path: &Path, bootstrap: &Bootstrap, placement: &LocalPlacement, tags: &Tags) -> io::Result<()> {
         let folder = Self(path.to_owned());
         durable::write(&folder.bootstrap(), &serde_json::to_vec(bootstrap)?)?;
-        durable::write(&folder.placement_file(), &serde_json::to_vec(placement)?)
+        durable::write(&folder.placement_file(), &serde_json::to_vec(placement)?)?;
+        durable::write(&folder.tags_file(), &serde_json::to_vec(tags)?)
     }
 
     pub(super) fn mark_broken(&self, note: &str) -> io::Result<()> {

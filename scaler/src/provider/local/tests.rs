@@ -105,7 +105,7 @@ esac
 
     async fn create(&self, provider: &LocalProvider) -> InstanceId {
         let bootstrap = bootstrap();
-        provider.create(&bootstrap, &self.placement()).await.unwrap();
+        provider.create(&bootstrap, &self.placement(), &tags()).await.unwrap();
         bootstrap.instance
     }
 
@@ -138,6 +138,15 @@ impl Drop for Host {
         for pid in self.lines("starts") {
             kill(pid.parse().unwrap());
         }
+    }
+}
+
+fn tags() -> Tags {
+    Tags {
+        pool: "pool".parse().unwrap(),
+        placement: "here".parse().unwrap(),
+        created_at: jiff::Timestamp::UNIX_EPOCH,
+        gpu_ids: Vec::new(),
     }
 }
 
@@ -186,7 +195,7 @@ async fn finished(provider: &LocalProvider, instance: InstanceId) -> String {
 }
 
 fn alive(instance: InstanceId) -> Listed {
-    Listed { instance, alive: true, note: None }
+    Listed { instance, alive: true, note: None, tags: Some(tags()) }
 }
 
 #[tokio::test]
@@ -197,7 +206,7 @@ async fn an_instance_lives_until_it_is_destroyed() {
     let bootstrap = bootstrap();
     let instance = bootstrap.instance;
     for _ in 0..3 {
-        scaler.provider.create(&bootstrap, &host.placement()).await.unwrap();
+        scaler.provider.create(&bootstrap, &host.placement(), &tags()).await.unwrap();
     }
     let pid = host.start(1).await;
     assert_eq!(scaler.provider.list().await.unwrap(), [alive(instance)]);
@@ -421,7 +430,7 @@ async fn an_agent_that_cannot_be_run_is_the_config_s_fault() {
         (Some(host.dir.path().to_owned()), "not a file"),
     ] {
         let placement = LocalPlacement { agent, ..host.placement() };
-        let error = provider.create(&bootstrap(), &placement).await.unwrap_err();
+        let error = provider.create(&bootstrap(), &placement, &tags()).await.unwrap_err();
         let text = error.to_string();
         assert!(
             matches!(error, CreateError::Invalid(_)) && text.contains(expected) && text.contains("`agent`"),
@@ -431,7 +440,7 @@ async fn an_agent_that_cannot_be_run_is_the_config_s_fault() {
     assert_eq!(provider.list().await.unwrap(), []);
 
     fs::write(host.path("local"), "in the way").unwrap();
-    let error = provider.create(&bootstrap(), &host.placement()).await.unwrap_err();
+    let error = provider.create(&bootstrap(), &host.placement(), &tags()).await.unwrap_err();
     assert!(matches!(error, CreateError::MayExist(_)), "{error}");
 }
 

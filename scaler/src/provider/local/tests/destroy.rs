@@ -68,7 +68,7 @@ async fn a_failing_clean_up_keeps_the_instance_listed_and_stopped() {
     // Nor does the create call, repeated, bring it back.
     let mut repeated = bootstrap();
     repeated.instance = instance;
-    second.provider.create(&repeated, &host.placement()).await.unwrap();
+    second.provider.create(&repeated, &host.placement(), &tags()).await.unwrap();
     let other = host.create(&second.provider).await;
     host.start(2).await;
     assert_eq!(finished(&second.provider, instance).await, "being destroyed");
@@ -155,7 +155,13 @@ async fn all_at_once_ends_with_nothing() {
     let lives = (0..12).map(|n| {
         let (provider, bootstrap, placement) = (scaler.provider.clone(), bootstrap(), host.placement());
         tokio::spawn(async move {
-            let twice = tokio::join!(provider.create(&bootstrap, &placement), provider.create(&bootstrap, &placement));
+            let twice = {
+                let tags = tags();
+                tokio::join!(
+                    provider.create(&bootstrap, &placement, &tags),
+                    provider.create(&bootstrap, &placement, &tags)
+                )
+            };
             twice.0.unwrap();
             twice.1.unwrap();
             assert!(provider.list().await.unwrap().contains(&alive(bootstrap.instance)));

@@ -1,0 +1,171 @@
+//! The machines of one pool as packing sees them, found by what they have free.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use pilotlight_wire::InstanceId;
+
+use crate::fleet::{
+    Placement, Pool,
+    instance::{Instance, Phase},
+    world::cpu_jobs,
+};
+
+/// A machine as packing sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bin {
+    pub(super) id: InstanceId,
+    pub(super) standing: Standing,
+    gpus: u32,
+    free: u32,
+    free_cpu_jobs: u32,
+    /// GPUs that this plan has given away.
+    given: usize,
+    single_use: bool,
+    /// Its free GPUs are kept for a large job.
+    kept: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Ready,
+    Booting,
+    /// To be launched by this plan.
+    New,
+}
+
+/// The machines of a pool, found by what they have free.
+///
+/// Ready ones by best fit: the fewest free GPUs that are enough, so that whole machines stay whole. The others in the
+/// order of their launch: best fit over machines that are launched in the same plan would pack differently once they
+/// are recorded, and so plan again.
+#[derive(Default)]
+pub(super) struct Bins {
+    pub(super) all: Vec<Bin>,
+    /// Ready machines with free GPUs that are not kept: (free, index).
+    ready: BTreeSet<(u32, usize)>,
+    /// Ready machines with room for a job without GPUs: (room, index).
+    ready_cpu: BTreeSet<(u32, usize)>,
+    /// Machines that are not ready, in order.
+    later: Vec<usize>,
+    /// No machine that is not ready has so many GPUs free (`None` for a job without GPUs: room for one). It only gets
+    /// worse until one is launched.
+    full: [Option<u32>; 2],
+    /// The most GPUs that are free on one machine and kept.
+    pub(super) kept: u32,
+}
+
+impl Bins {
+    pub(super) fn push(&mut self, bin: Bin) -> usize {
+        let index = self.all.len();
+        self.all.push(bin);
+        if bin.standing == Standing::Ready {
+            self.index(index);
+        } else {
+            self.later.push(index);
+            self.full = [None; 2];
+        }
+        index
+    }
+
+    /// Enters a ready machine under what it has free.
+    fn index(&mut self, index: usize) {
+        let bin = self.all[index];
+        if bin.free > 0 && !bin.kept {
+            self.ready.insert((bin.free, index));
+        }
+        if bin.free_cpu_jobs > 0 {
+            self.ready_cpu.insert((bin.free_cpu_jobs, index));
+        }
+    }
+
+    /// The machine for a job with so many GPUs.
+    pub(super) fn find(&mut self, gpus: u32) -> Option<usize> {
+        let ready = if gpus == 0 { self.ready_cpu.first() } else { self.ready.range((gpus, 0)..).next() };
+        if let Some((_, index)) = ready {
+            return Some(*index);
+        }
+        let full = &mut self.full[usize::from(gpus == 0)];
+        if full.is_some_and(|full| gpus >= full) {
+            return None;
+        }
+        let all = &self.all;
+        let found = self.later.iter().copied().find(|index| {
+            let bin = all[*index];
+            if gpus == 0 { bin.free_cpu_jobs > 0 } else { bin.free >= gpus && !bin.kept }
+        });
+        if found.is_none() {
+            *full = Some(gpus);
+        }
+        found
+    }
+
+    /// Takes room on a machine; returns how many of its GPUs were given before.
+    pub(super) fn take(&mut self, index: usize, gpus: u32) -> usize {
+        let before = self.all[index];
+        let bin = &mut self.all[index];
+        if bin.single_use {
+            (bin.free, bin.free_cpu_jobs) = (0, 0);
+        } else if gpus == 0 {
+            bin.free_cpu_jobs -= 1;
+        } else {
+            bin.free -= gpus;
+        }
+        bin.given += usize::try_from(gpus).unwrap_or(usize::MAX);
+        if before.standing == Standing::Ready {
+            self.ready.remove(&(before.free, index));
+            self.ready_cpu.remove(&(before.free_cpu_jobs, index));
+            self.index(index);
+        }
+        before.given
+    }
+
+    /// Keeps the free GPUs of the machine that lacks the fewest for a starving job.
+    pub(super) fn keep_for(&mut self, gpus: u32) -> Option<InstanceId> {
+        let fits = |bin: &Bin| bin.gpus >= gpus && !bin.kept && !bin.single_use;
+        let ready = self.ready.iter().rev().map(|(_, index)| *index).find(|index| fits(&self.all[*index]));
+        let later = self.later.iter().copied().filter(|index| fits(&self.all[*index]));
+        let index = ready.into_iter().chain(later).min_by_key(|index| u32::MAX - self.all[*index].free)?;
+        let bin = &mut self.all[index];
+        bin.kept = true;
+        self.kept = self.kept.max(bin.free);
+        self.ready.remove(&(bin.free, index));
+        Some(bin.id)
+    }
+}
+
+/// A machine that takes new work, if it does.
+pub(super) fn bin(instance: &Instance, now: Timestamp) -> Option<Bin> {
+    let standing = match instance.phase {
+        Phase::Ready { .. } => Standing::Ready,
+        Phase::Requested { .. } | Phase::Booting => Standing::Booting,
+        Phase::Draining { .. } | Phase::Terminating { .. } | Phase::Gone { .. } => return None,
+    };
+    if now >= instance.lifetime_end || instance.is_held(now) || (instance.single_use && instance.assigned_total > 0) {
+        return None;
+    }
+    let used: usize = instance.live_assignments().map(|(_, assignment)| assignment.gpu_ids.len()).sum();
+    Some(Bin {
+        id: instance.id,
+        standing,
+        gpus: instance.gpus(),
+        free: instance.gpus().saturating_sub(u32::try_from(used).unwrap_or(u32::MAX)),
+        free_cpu_jobs: instance.free_cpu_jobs(),
+        given: 0,
+        single_use: instance.single_use,
+        kept: false,
+    })
+}
+
+pub(super) fn new_bin(id: InstanceId, pool: &Pool, placement: &Placement) -> Bin {
+    Bin {
+        id,
+        standing: Standing::New,
+        gpus: placement.gpus,
+        free: placement.gpus,
+        free_cpu_jobs: cpu_jobs(placement, pool.cpu_jobs),
+        given: 0,
+        single_use: !pool.reuse,
+        kept: false,
+    }
+}
