@@ -5,6 +5,8 @@
 //! i1, i2, … in the order of their launch, jobs by the name they are submitted with. Agents that have enrolled sync
 //! all the time unless the script says `silent`; the provider's list is read at every step unless it `list-fails`.
 
+mod events;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -15,20 +17,15 @@ use jiff::{SignedDuration, Timestamp};
 use pilotlight_runtime::units::Span;
 use pilotlight_scaler::{
     fleet::{
-        Action, Event, Instance, Job, Label, LocalPlacement, Phase, Placement, Plan, Pool, ProviderConfig, Settings,
-        Waiting, World,
-        demand::JobState,
-        event::{CreateFailure, Enrol, Submission, Synced},
-        plan, view,
+        Action, Event, Instance, Label, LocalPlacement, Phase, Placement, Plan, Pool, ProviderConfig, Settings,
+        Waiting, World, event::Synced, plan, view,
     },
-    provider::Listed,
+    provider::{Listed, Tags},
 };
 use pilotlight_wire::{
-    GpuId, InstanceId, JobId, Verdict,
-    agent::{AssignmentEvent, AssignmentEventKind, AssignmentReport, Finished, Gpu, Inventory, Seq, Stage},
-    api::DrainTarget,
+    GpuId, InstanceId, JobId,
+    agent::{AssignmentReport, Seq, Stage},
 };
-use uuid::Uuid;
 
 /// Runs a script and returns it with the planner's lines as they are now.
 ///
@@ -63,6 +60,9 @@ struct Script {
     instances: Vec<InstanceId>,
     jobs: BTreeMap<String, JobId>,
     listed: BTreeSet<InstanceId>,
+    tags: BTreeMap<InstanceId, Tags>,
+    /// Agents whose machine the scaler has forgotten, and what they say.
+    forgotten: BTreeMap<InstanceId, Synced>,
     silent: BTreeSet<InstanceId>,
     list_fails: bool,
     restarts: u64,
@@ -83,6 +83,8 @@ impl Script {
             instances: Vec::new(),
             jobs: BTreeMap::new(),
             listed: BTreeSet::new(),
+            tags: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
             silent: BTreeSet::new(),
             list_fails: false,
             restarts: 0,
@@ -97,6 +99,7 @@ impl Script {
             "placement" => self.placement(&words[1..]),
             "pool" => self.pool(&words[1..]),
             "label" => self.label(&words[1..]),
+            "remove" => self.remove(&words[1..]),
             time => {
                 let at: Span = time.parse()?;
                 ensure!(words.len() > 1, "a time and an event are wanted");
@@ -186,13 +189,14 @@ impl Script {
     /// What agents and the provider say at this moment.
     fn observe(&mut self) {
         let (now, listed, silent, fails) = (self.now, self.listed.clone(), self.silent.clone(), self.list_fails);
+        let (tags, forgotten) = (self.tags.clone(), self.forgotten.clone());
         let seq = Seq { run: self.restarts, n: 0 };
         let world = self.world();
         let event = if fails {
             Event::ListFailed { message: "the provider answers 500".to_owned() }
         } else {
-            let listed =
-                listed.into_iter().map(|instance| Listed { instance, alive: true, note: None, tags: None }).collect();
+            let one = |instance| Listed { instance, alive: true, note: None, tags: tags.get(&instance).cloned() };
+            let listed = listed.into_iter().map(one).collect();
             Event::ListRead { began_at: now, listed }
         };
         let _done = world.apply(event, now);
@@ -207,7 +211,9 @@ impl Script {
                 sample: None,
             })
             .collect();
-        for synced in syncs {
+        let strays = forgotten.into_values().filter(|synced| !silent.contains(&synced.instance));
+        let strays: Vec<Synced> = strays.filter(|synced| world.instance(synced.instance).is_none()).collect();
+        for synced in syncs.into_iter().chain(strays) {
             let _orders = world.apply(Event::Synced(Box::new(synced)), now);
         }
     }
@@ -226,6 +232,7 @@ impl Script {
         for one in &planned.actions {
             if let Action::Launch(instance) = &one.action {
                 self.instances.push(instance.id);
+                self.tags.insert(instance.id, tags_of(instance));
             }
             let line = view::action_line(&one.action, &one.reason);
             // Logs close by themselves here; what they hold is another test's business.
@@ -307,138 +314,14 @@ impl Script {
     fn job(&self, word: &str) -> Result<JobId> {
         self.jobs.get(word).copied().ok_or_else(|| anyhow!("{word} was not submitted"))
     }
+}
 
-    fn apply(&mut self, event: Event) {
-        let now = self.now;
-        if let Err(refusal) = self.world().apply(event, now) {
-            self.say(&format!("refused: {refusal}"));
-        }
-    }
-
-    fn event(&mut self, words: &[&str]) -> Result<()> {
-        let second = words.get(1).copied();
-        let on = || second.context("what it is about is wanted");
-        match words[0] {
-            "submit" => {
-                let (name, label) = (on()?, words.get(2).context("a label is wanted")?);
-                let id = JobId::from_uuid(Uuid::from_u128(self.jobs.len() as u128 + 1));
-                self.jobs.insert(name.to_owned(), id);
-                self.apply(Event::Submitted(Box::new(Submission {
-                    id,
-                    label: label.parse()?,
-                    name: name.to_owned(),
-                    body_hash: String::new(),
-                    timeout: None,
-                    priority: None,
-                })));
-            }
-            "cancel" => self.apply(Event::JobCancelled(self.job(on()?)?)),
-            "created" => {
-                let id = self.instance(on()?)?;
-                self.listed.insert(id);
-                self.apply(Event::Created(id));
-            }
-            "create-fails" => {
-                let instance = self.instance(on()?)?;
-                let class = match *words.get(2).context("capacity, invalid or unclear is wanted")? {
-                    "capacity" => CreateFailure::Capacity,
-                    "invalid" => CreateFailure::Invalid,
-                    "unclear" => CreateFailure::MayExist,
-                    other => bail!("{other}: capacity, invalid or unclear is wanted"),
-                };
-                self.apply(Event::CreateFailed { instance, class, message: words[3..].join(" ") });
-            }
-            "appears" => drop(self.listed.insert(self.instance(on()?)?)),
-            "vanishes" => drop(self.listed.remove(&self.instance(on()?)?)),
-            "enrols" => self.enrol(on()?, &words[2..])?,
-            "silent" => drop(self.silent.insert(self.instance(on()?)?)),
-            "starts" => {
-                self.assignment_event(on()?, AssignmentEventKind::Started { image_ready_at: self.now, image_id: None })?
-            }
-            "finishes" => {
-                let exit_code: i32 = words.get(2).map_or(Ok(0), |code| code.parse())?;
-                let verdict = if exit_code == 0 { Verdict::Success } else { Verdict::Failure };
-                let finished = Finished {
-                    verdict,
-                    exit_code: Some(exit_code),
-                    reason: None,
-                    log_bytes: 0,
-                    log_gap: false,
-                    usage: None,
-                };
-                let job = self.job(on()?)?;
-                self.assignment_event(on()?, AssignmentEventKind::Finished(finished))?;
-                self.apply(Event::LogClosed(job));
-            }
-            "refuses" => {
-                let reason = words[2..].join(" ");
-                self.assignment_event(on()?, AssignmentEventKind::Refused { reason })?;
-            }
-            "destroyed" => {
-                let id = self.instance(on()?)?;
-                self.listed.remove(&id);
-                self.apply(Event::DestroyAccepted(id));
-            }
-            "destroy-fails" => {
-                let instance = self.instance(on()?)?;
-                self.apply(Event::DestroyFailed { instance, message: words[2..].join(" ") });
-            }
-            "list-fails" => self.list_fails = true,
-            "list-works" => self.list_fails = false,
-            "drain" => {
-                let target = match on()? {
-                    "all" => DrainTarget::All,
-                    one => DrainTarget::Instance(self.instance(one)?),
-                };
-                self.apply(Event::Drain { target, now: words.contains(&"now") });
-            }
-            "resume" => self.apply(Event::Resumed),
-            "restart" => self.restart()?,
-            "look" => {}
-            other => bail!("no event {other}"),
-        }
-        Ok(())
-    }
-
-    fn enrol(&mut self, word: &str, problems: &[&str]) -> Result<()> {
-        let id = self.instance(word)?;
-        let now = self.now;
-        let gpus = self.world().instance(id).map(|i| i.gpu_ids.clone()).unwrap_or_default();
-        let gpus = gpus.into_iter().map(|uuid| Gpu { uuid, model: String::new(), pci: String::new() }).collect();
-        self.apply(Event::Enrolled(Box::new(Enrol {
-            instance: id,
-            nonce: NONCE.to_owned(),
-            proven: false,
-            agent_version: "1".to_owned(),
-            agent_started_at: now,
-            inventory: Inventory { gpus, ..Inventory::default() },
-            problems: if problems.is_empty() { Vec::new() } else { vec![problems.join(" ")] },
-        })));
-        Ok(())
-    }
-
-    fn assignment_event(&mut self, job: &str, event: AssignmentEventKind) -> Result<()> {
-        let (id, at) = (self.job(job)?, self.now);
-        let world = self.world();
-        let JobState::Placed { instance, assignment } = world.job(id).context("the job is over")?.state else {
-            bail!("{job} is on no machine");
-        };
-        let last = world.instance(instance).and_then(|i| i.assignments.get(&assignment)).map_or(0, |a| a.last_event);
-        self.apply(Event::AssignmentEvent { instance, assignment, event: AssignmentEvent { n: last + 1, at, event } });
-        Ok(())
-    }
-
-    /// A new scaler, from what the last one committed.
-    fn restart(&mut self) -> Result<()> {
-        self.restarts += 1;
-        let (settings, seed, now) = (self.settings.clone(), self.restarts + 1, self.now);
-        let world = self.world();
-        let stored: Vec<String> = world.instances().map(serde_json::to_string).collect::<Result<_, _>>()?;
-        let instances: Vec<Instance> = stored.iter().map(|doc| serde_json::from_str(doc)).collect::<Result<_, _>>()?;
-        let stored: Vec<String> = world.jobs().map(serde_json::to_string).collect::<Result<_, _>>()?;
-        let jobs: Vec<Job> = stored.iter().map(|doc| serde_json::from_str(doc)).collect::<Result<_, _>>()?;
-        self.world = Some(World::new(settings, seed, now, instances, jobs));
-        Ok(())
+fn tags_of(instance: &Instance) -> Tags {
+    Tags {
+        pool: instance.pool.clone(),
+        placement: instance.placement.name.clone(),
+        created_at: instance.created_at,
+        gpu_ids: instance.gpu_ids.clone(),
     }
 }
 

@@ -182,6 +182,8 @@ pub enum Waiting {
     PoolFull {
         /// The bound.
         max: u32,
+        /// Machines that count and are on their way out.
+        leaving: u32,
     },
     /// Every placement that could hold it is at its own bound, or its GPUs are taken.
     PlacementFull(PlacementName),
@@ -254,7 +256,12 @@ impl fmt::Display for Waiting {
         match self {
             Self::Boot(instance) => write!(f, "instance {instance} is booting and has room"),
             Self::Launch(instance) => write!(f, "instance {instance} is being launched"),
-            Self::PoolFull { max } => write!(f, "all machines are taken and the pool is at max_instances = {max}"),
+            Self::PoolFull { max, leaving: 0 } => {
+                write!(f, "all machines are taken and the pool is at max_instances = {max}")
+            }
+            Self::PoolFull { max, leaving } => {
+                write!(f, "the pool is at max_instances = {max}, counting {leaving} on the way out")
+            }
             Self::PlacementFull(placement) => write!(f, "placement {placement} has no machine left to give"),
             Self::Cooling { placement, until, message } => {
                 write!(f, "placement {placement} is tried again at {until:.0}: {message}")

@@ -22,6 +22,8 @@ pub(super) struct Room<'a> {
     pub(super) leaving: &'a Leaving,
     per_pool: BTreeMap<&'a PoolName, u32>,
     per_placement: BTreeMap<&'a PlacementName, u32>,
+    /// Machines of each pool that still count and are being destroyed.
+    on_the_way_out: BTreeMap<&'a PoolName, u32>,
     /// Machines of each placement that are not up yet.
     unready: BTreeMap<&'a PlacementName, u32>,
     /// GPUs of this box that are handed out; gathered when a placement that names GPUs is asked.
@@ -32,12 +34,16 @@ pub(super) struct Room<'a> {
 
 impl<'a> Room<'a> {
     pub(super) fn new(world: &'a World, leaving: &'a Leaving) -> Self {
-        let (per_pool, per_placement, unready) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (per_pool, per_placement) = (BTreeMap::new(), BTreeMap::new());
+        let (on_the_way_out, unready) = (BTreeMap::new(), BTreeMap::new());
         let (taken_ids, given_ids) = (OnceCell::new(), Vec::new());
-        let mut room = Self { world, leaving, per_pool, per_placement, unready, taken_ids, given_ids };
+        let mut room = Self { world, leaving, per_pool, per_placement, on_the_way_out, unready, taken_ids, given_ids };
         for instance in world.instances.values().filter(|instance| instance.is_live()) {
             *room.per_pool.entry(&instance.pool).or_default() += 1;
             *room.per_placement.entry(&instance.placement.name).or_default() += 1;
+            if matches!(instance.phase, Phase::Terminating { .. }) || leaving.instances.contains(&instance.id) {
+                *room.on_the_way_out.entry(&instance.pool).or_default() += 1;
+            }
             let unready = matches!(instance.phase, Phase::Requested { .. } | Phase::Booting);
             if unready && !leaving.instances.contains(&instance.id) {
                 *room.unready.entry(&instance.placement.name).or_default() += 1;
@@ -61,7 +67,8 @@ impl<'a> Room<'a> {
     ) -> Result<(&'a Placement, Vec<GpuId>), Waiting> {
         let in_pool = self.per_pool.entry(&pool.name).or_default();
         if *in_pool >= pool.max_instances {
-            return Err(Waiting::PoolFull { max: pool.max_instances });
+            let leaving = self.on_the_way_out.get(&pool.name).copied().unwrap_or(0);
+            return Err(Waiting::PoolFull { max: pool.max_instances, leaving });
         }
         let mut waiting = Waiting::TooLarge;
         for name in &pool.placements {
