@@ -7,6 +7,7 @@ pub mod demand;
 pub mod event;
 mod ids;
 pub mod instance;
+pub mod mutant;
 mod packing;
 mod placement;
 mod plan;

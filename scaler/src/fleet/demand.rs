@@ -116,7 +116,13 @@ impl Job {
     /// Whether a submission with this hash is the same job; of an adopted one only its id is known.
     #[must_use]
     pub fn has_body(&self, hash: &str) -> bool {
-        self.body_hash.is_empty() || self.body_hash == hash
+        self.is_adopted() || self.body_hash == hash
+    }
+
+    /// Whether it was taken over from its agent after a lost database: what it runs is known to that agent alone.
+    #[must_use]
+    pub fn is_adopted(&self) -> bool {
+        self.body_hash.is_empty()
     }
 
     /// Whether it waits for a machine.

@@ -15,7 +15,11 @@ use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{AssignmentId, GpuId, InstanceId, JobId, PoolName, agent::Inventory};
 use serde::{Deserialize, Serialize};
 
-use super::{Placement, reason::Cause};
+use super::{
+    Placement,
+    mutant::{Mutant, planted},
+    reason::Cause,
+};
 
 /// What the agent's own bound is followed by: the scaler ends what outlives it (design 4).
 pub const OVERTIME: SignedDuration = SignedDuration::from_mins(10);
@@ -310,9 +314,10 @@ impl Instance {
 
     /// Its GPUs that no job holds, in their order.
     pub fn free_gpu_ids(&self) -> impl Iterator<Item = &GpuId> {
-        self.gpu_ids
-            .iter()
-            .filter(|gpu| !self.live_assignments().any(|(_, assignment)| assignment.gpu_ids.contains(gpu)))
+        self.gpu_ids.iter().filter(|gpu| {
+            !self.live_assignments().any(|(_, assignment)| assignment.gpu_ids.contains(gpu))
+                || planted(Mutant::SharesGpus)
+        })
     }
 
     /// How many jobs without GPUs it has room for.

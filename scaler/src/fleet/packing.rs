@@ -15,7 +15,15 @@ use self::{
     bins::{Bin, Bins, Standing, bin, new_bin},
     room::Room,
 };
-use super::{Job, Pool, ids::IdGen, instance::Instance, plan::Leaving, reason::Waiting, world::World};
+use super::{
+    Job, Pool,
+    ids::IdGen,
+    instance::Instance,
+    mutant::{Mutant, planted},
+    plan::Leaving,
+    reason::Waiting,
+    world::World,
+};
 
 /// How long a job waits before GPUs are kept free for it.
 pub(super) const STARVING: SignedDuration = SignedDuration::from_mins(10);
@@ -59,7 +67,12 @@ pub(super) fn pack(world: &World, leaving: &Leaving, ids: &mut IdGen, now: Times
     }
     for (pool, mut queue) in queues {
         queue.sort_by(|a, b| {
-            (-i64::from(a.priority), a.queued_at, a.id).cmp(&(-i64::from(b.priority), b.queued_at, b.id))
+            let age = if planted(Mutant::YoungestFirst) {
+                b.queued_at.cmp(&a.queued_at)
+            } else {
+                a.queued_at.cmp(&b.queued_at)
+            };
+            b.priority.cmp(&a.priority).then(age).then(a.id.cmp(&b.id))
         });
         match world.settings.pools.get(pool) {
             Some(pool) => pack_pool(world, pool, &queue, &mut room, ids, now, &mut packed),
@@ -87,7 +100,7 @@ fn keep_spare<'a>(world: &'a World, room: &mut Room<'a>, ids: &mut IdGen, now: T
         if world.paused.is_some() || packed.crowded.contains(&pool.name) {
             continue;
         }
-        while *count < pool.min_idle {
+        while *count < pool.min_idle && !planted(Mutant::IgnoresMinIdle) {
             let Ok((placement, gpu_ids)) = room.launch(pool, None, now) else {
                 packed.short = true;
                 break;
@@ -163,7 +176,8 @@ fn pack_pool<'a>(
                 }
                 let behind = job.gpus > 0 && bins.kept >= job.gpus;
                 packed.waiting.insert(job.id, if behind { Waiting::BehindLargeJob } else { waiting });
-                if job.gpus > 0 && now.duration_since(job.queued_at) >= STARVING {
+                let starving = job.gpus > 0 && now.duration_since(job.queued_at) >= STARVING;
+                if starving && !planted(Mutant::StarvesLargeJobs) {
                     packed.reserved.extend(bins.keep_for(job.gpus));
                 }
             }

@@ -14,6 +14,7 @@ use super::{
     demand::Log,
     ids::IdGen,
     instance::{AssignmentState, Call, Instance, OVERTIME, Phase},
+    mutant::{Mutant, planted},
     packing::{self, Packed},
     reason::{Cause, Reason, Waiting},
     world::{BootKey, Breaker, Health, LEASE_MARGIN, TOMBSTONE, World, later, log_bound},
@@ -157,6 +158,12 @@ impl Draft<'_> {
         self.actions.push(Planned { action, reason });
     }
 
+    /// The earliest time at which a machine may be judged dead: after a restart, and after a stepped clock, no machine is
+    /// for one grace period.
+    fn judged(&self, at: Timestamp) -> Timestamp {
+        if planted(Mutant::IgnoresGrace) { at } else { at.max(self.world.grace_until) }
+    }
+
     /// What is to be done with a machine whoever waits.
     fn instance(&mut self, instance: &Instance) {
         let id = instance.id;
@@ -186,7 +193,9 @@ impl Draft<'_> {
     fn unready(&mut self, instance: &Instance) {
         if let Some(note) = self.stopped(instance) {
             self.terminate(instance, Cause::Stopped { note });
-        } else if self.due(instance.boot_deadline.max(self.world.grace_until)) {
+        } else if planted(Mutant::EndsBootWithoutDemand) && self.world.jobs.is_empty() {
+            self.terminate(instance, Cause::Drained);
+        } else if self.due(self.judged(instance.boot_deadline)) && !planted(Mutant::NeverGivesUpBoot) {
             self.terminate(instance, Cause::BootTimeout);
         } else if let Phase::Requested { create: Call::Due { at, .. } } = instance.phase
             && self.due(at)
@@ -205,6 +214,8 @@ impl Draft<'_> {
             _ => self.outgrown(instance),
         };
         let busy = !instance.is_vacant() || self.log_outstanding(instance) || self.held(instance);
+        let busy = busy && !planted(Mutant::DrainEndsJobs);
+        let busy = busy && !(planted(Mutant::ReloadEndsJobs) && drain == Some(Cause::PoolRemoved));
         match (drain, busy) {
             (Some(cause), false) => self.terminate(instance, cause),
             (Some(cause), true) => {
@@ -226,9 +237,10 @@ impl Draft<'_> {
             let Phase::Ready { idle_since } = instance.phase else { continue };
             if packed.reserved.contains(&instance.id)
                 || self.leaving.instances.contains(&instance.id)
-                || !instance.is_vacant()
+                || (!instance.is_vacant() && !planted(Mutant::IdleEndsJobs))
                 || self.log_outstanding(instance)
                 || self.held(instance)
+                || planted(Mutant::NeverIdle)
             {
                 continue;
             }
@@ -247,7 +259,7 @@ impl Draft<'_> {
 
     /// Whether an admin keeps a machine; its end wakes the plan.
     fn held(&mut self, instance: &Instance) -> bool {
-        instance.held_until.is_some_and(|until| !self.due(until))
+        instance.held_until.is_some_and(|until| !self.due(until)) && !planted(Mutant::IgnoresHold)
     }
 
     /// Why a machine must end now, jobs or not.
@@ -263,11 +275,9 @@ impl Draft<'_> {
             .or(instance.ready_at())
             .unwrap_or(instance.created_at)
             .max(world.started_at);
-        // After a stepped clock the grace is longer than the lease that runs from the last sync.
-        let judged = |at: Timestamp| at.max(world.grace_until);
         if instance.is_vacant() {
             let lapsed = later(later(heard, world.settings.lease), LEASE_MARGIN);
-            if self.due(judged(lapsed)) {
+            if self.due(self.judged(lapsed)) {
                 return Some(Cause::Silent);
             }
         } else {
@@ -276,16 +286,16 @@ impl Draft<'_> {
                 .pools
                 .get(&instance.pool)
                 .map_or(jiff::SignedDuration::from_hours(1), |pool| pool.lost_after);
-            if self.due(judged(later(heard, lost_after.max(world.settings.lease)))) {
+            if self.due(self.judged(later(heard, lost_after.max(world.settings.lease)))) {
                 return Some(Cause::Lost);
             }
             for (_, assignment) in instance.live_assignments() {
-                if self.due(judged(later(assignment.deadline, OVERTIME))) {
+                if self.due(self.judged(later(assignment.deadline, OVERTIME))) {
                     return Some(Cause::Overdue);
                 }
             }
         }
-        self.due(judged(instance.expires_at())).then_some(Cause::HardEnd)
+        self.due(self.judged(instance.expires_at())).then_some(Cause::HardEnd)
     }
 
     /// Why a machine takes no new work.
@@ -322,7 +332,7 @@ impl Draft<'_> {
 
     fn orphans(&mut self) {
         for (id, orphan) in &self.world.orphans {
-            if self.due(self.world.orphan_bound(orphan)) {
+            if self.due(self.world.orphan_bound(orphan)) || planted(Mutant::ReapsAtFirstSight) {
                 self.push(Action::Reap(*id), Reason::Cause(Cause::Orphaned));
             }
         }

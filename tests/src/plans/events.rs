@@ -38,7 +38,7 @@ impl Script {
                     id,
                     label: label.parse()?,
                     name: name.to_owned(),
-                    body_hash: String::new(),
+                    body_hash: "hash".to_owned(),
                     timeout: None,
                     priority: None,
                 })));

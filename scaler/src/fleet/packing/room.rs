@@ -11,6 +11,7 @@ use pilotlight_wire::{GpuId, PlacementName, PoolName};
 use crate::fleet::{
     Placement, Pool, ProviderConfig,
     instance::Phase,
+    mutant::{Mutant, planted},
     plan::Leaving,
     reason::Waiting,
     world::{Breaker, Health, World, could_hold},
@@ -66,7 +67,7 @@ impl<'a> Room<'a> {
         now: Timestamp,
     ) -> Result<(&'a Placement, Vec<GpuId>), Waiting> {
         let in_pool = self.per_pool.entry(&pool.name).or_default();
-        if *in_pool >= pool.max_instances {
+        if *in_pool >= pool.max_instances && !planted(Mutant::IgnoresPoolBound) {
             let leaving = self.on_the_way_out.get(&pool.name).copied().unwrap_or(0);
             return Err(Waiting::PoolFull { max: pool.max_instances, leaving });
         }
@@ -118,10 +119,11 @@ impl<'a> Room<'a> {
             }
         }
         // Unknown is not empty: machines of ours may be there that would break the bound.
-        if self.world.list.read_at.is_none() || self.world.list.failing.is_some() {
+        let known = self.world.list.read_at.is_some() && self.world.list.failing.is_none();
+        if !known && !planted(Mutant::TakesUnknownForEmpty) {
             return Some(Waiting::ProviderUnknown(name()));
         }
-        let full = placement.max_instances.is_some_and(|max| live >= max)
+        let full = placement.max_instances.is_some_and(|max| live >= max && !planted(Mutant::IgnoresPlacementBound))
             || self.gpu_ids(placement).len() < usize::try_from(placement.gpus).unwrap_or(usize::MAX);
         full.then(|| Waiting::PlacementFull(name()))
     }

@@ -9,6 +9,7 @@ use super::{Action, Plan};
 use crate::fleet::{
     demand::{JobState, Log},
     instance::{Assignment, AssignmentState, Call, Instance, Phase, Step},
+    mutant::{Mutant, planted},
     packing::NewMachine,
     reason::Cause,
     world::{World, cpu_jobs, later},
@@ -44,6 +45,7 @@ impl World {
                 }
             }
             Action::Assign { id, job, instance, gpu_ids } => self.assign(*id, *job, *instance, gpu_ids, now),
+            Action::Drain { .. } if planted(Mutant::ForgetsDrain) => {}
             Action::Drain { instance, cause } => self.step(*instance, &Step::Drain(cause.clone()), now),
             Action::Terminate { instance, cause } => {
                 if cause.is_failed_boot()
@@ -53,6 +55,10 @@ impl World {
                 }
                 self.step(*instance, &Step::Terminate(cause.clone()), now);
                 self.send_destroy(*instance);
+                if planted(Mutant::LosesJobsEarly) {
+                    self.step(*instance, &Step::ProvedGone, now);
+                    self.settle_gone(*instance, now);
+                }
             }
             Action::Destroy(id) => self.send_destroy(*id),
             Action::Reap(id) => {

@@ -27,6 +27,9 @@ use crate::{
 /// How long a machine may boot whose pool the config does not know: the config's own default.
 const BOOT_TIMEOUT: SignedDuration = SignedDuration::from_mins(20);
 
+/// From assignment to deadline, where neither the agent nor the config says: the config's own default.
+const DEFAULT_TIMEOUT: SignedDuration = SignedDuration::from_hours(6);
+
 /// What a provider lists under our name and the world does not know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orphan {
@@ -98,7 +101,7 @@ impl World {
         // One that never arrived is nobody's job.
         let (Some(reference), Some(instance)) = (&report.job, self.instances.get(&id)) else { return };
         let label = self.settings.labels.get(&reference.label);
-        let deadline = report.deadline.unwrap_or_else(|| later(now, SignedDuration::from_hours(6)));
+        let deadline = report.deadline.unwrap_or_else(|| later(now, DEFAULT_TIMEOUT));
         let running = !matches!(report.stage, Stage::Accepted | Stage::Preparing);
         let pool = instance.pool.clone();
         let job = self.jobs.entry(reference.id).or_insert_with(|| Job {
@@ -108,7 +111,7 @@ impl World {
             pool,
             gpus: u32::try_from(report.gpus.len()).unwrap_or(u32::MAX),
             priority: label.map_or(0, |label| label.priority),
-            timeout: deadline.duration_since(now),
+            timeout: label.map_or(DEFAULT_TIMEOUT, |label| label.timeout),
             name: reference.name.clone(),
             body_hash: String::new(),
             queued_at: now,

@@ -3,11 +3,12 @@
 use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{ForgeName, InstanceId, JobId, Verdict, agent::Finished, api::Phases};
 
-use super::World;
+use super::{World, later};
 use crate::fleet::{
     demand::{Ended, Job, JobState, Log, MAX_REFUSALS, Refused},
     event::{Applied, Refusal, Submission},
     instance::{AssignmentState, Phase},
+    mutant::{Mutant, planted},
     placement::Placement,
 };
 
@@ -44,6 +45,9 @@ impl World {
                 .join(", ");
             return Err(Refusal::TooLarge { label: label.name.clone(), gpus: label.gpus, have });
         }
+        // Ages of one breath are equal; which call came first must not matter.
+        let arrival = if planted(Mutant::OrderOfArrival) { i32::try_from(self.jobs.len()).unwrap_or(0) } else { 0 };
+        let queued_at = later(now, SignedDuration::new(0, arrival));
         let job = Job {
             id: submission.id,
             forge: ForgeName::direct(),
@@ -54,7 +58,7 @@ impl World {
             timeout: submission.timeout.unwrap_or(label.timeout),
             name: submission.name,
             body_hash: submission.body_hash,
-            queued_at: now,
+            queued_at,
             state: JobState::Queued,
             refusal: None,
             phases: Phases { queued: Some(now), ..Phases::default() },
@@ -138,7 +142,7 @@ impl World {
     }
 
     /// The last word on what a machine that is now gone had: its jobs are lost, and no more of their logs will come.
-    pub(super) fn settle_gone(&mut self, id: InstanceId, now: Timestamp) {
+    pub(in crate::fleet) fn settle_gone(&mut self, id: InstanceId, now: Timestamp) {
         let Some(instance) = self.instances.get(&id) else { return };
         let cause = match &instance.phase {
             Phase::Gone { cause } => cause.to_string(),
@@ -178,11 +182,15 @@ impl World {
         if cancel {
             let ended = never_ran(Verdict::Cancelled, Some("cancelled before it started".to_owned()), now);
             self.end_job(id, ended, now);
+        } else if job.is_adopted() {
+            let reason =
+                format!("refused by its machine, and what it runs was lost with the scaler's database: {reason}");
+            self.end_job(id, never_ran(Verdict::Infrastructure, Some(reason), now), now);
         } else if count >= MAX_REFUSALS {
             let reason = format!("refused by {count} machines in a row, last: {reason}");
             self.end_job(id, never_ran(Verdict::Infrastructure, Some(reason), now), now);
         } else {
-            let until = super::later(now, REFUSAL_PAUSE * i32::try_from(count).unwrap_or(i32::MAX));
+            let until = later(now, REFUSAL_PAUSE * i32::try_from(count).unwrap_or(i32::MAX));
             job.refusal = Some(Refused { count, reason: reason.to_owned(), until });
             job.state = JobState::Queued;
             job.instance = None;
@@ -217,5 +225,5 @@ pub(in crate::fleet) fn cpu_jobs(placement: &Placement, pool_cpu_jobs: Option<u3
 
 /// A bound on what an open log can hold a machine for.
 pub(in crate::fleet) fn log_bound(ended_at: Timestamp) -> Timestamp {
-    super::later(ended_at, super::RESULT_GRACE)
+    later(ended_at, super::RESULT_GRACE)
 }

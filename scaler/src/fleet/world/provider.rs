@@ -10,6 +10,7 @@ use crate::{
     fleet::{
         event::{Applied, CreateFailure, Refusal},
         instance::{Call, Phase, Step},
+        mutant::{Mutant, planted},
         reason::Cause,
     },
     provider::Listed,
@@ -61,6 +62,9 @@ impl World {
             *destroy = Call::Accepted { at: now };
             *absent = 0;
         }
+        if planted(Mutant::TakesAcceptedForGone) {
+            self.step(id, &Step::ProvedGone, now);
+        }
         Ok(Applied::Done)
     }
 
@@ -111,9 +115,9 @@ impl World {
     }
 
     fn not_listed(&mut self, id: InstanceId, began_at: Timestamp, now: Timestamp) {
-        let grace = now < self.grace_until;
+        let grace = now < self.grace_until && !planted(Mutant::IgnoresGrace);
         let Some(instance) = self.instances.get_mut(&id) else { return };
-        if instance.changed_at >= began_at {
+        if instance.changed_at >= began_at && !planted(Mutant::BelievesStaleList) {
             return;
         }
         match &mut instance.phase {
@@ -127,7 +131,7 @@ impl World {
                     return;
                 }
                 seen.absent = seen.absent.saturating_add(1);
-                if seen.absent >= ABSENCES {
+                if seen.absent >= ABSENCES || planted(Mutant::BelievesOneList) {
                     self.step(id, &Step::Terminate(Cause::Vanished), now);
                 }
             }

@@ -1,0 +1,72 @@
+//! Single histories, found by the properties or by hand.
+
+use jiff::{SignedDuration, Timestamp};
+use pilotlight_scaler::fleet::{Applied, Event, instance::AssignmentState};
+use pilotlight_wire::{
+    Verdict,
+    agent::{AssignmentEvent, AssignmentEventKind},
+};
+
+use crate::{ops::Op, rig::Rig, settings::Shape};
+
+#[test]
+fn a_repeated_event_changes_nothing_and_a_gap_is_named() {
+    let mut rig = Rig::new(Shape::PLAIN);
+    rig.run(&Op::Submit(0));
+    rig.pass();
+    rig.run(&Op::Enrol(0, true));
+    rig.pass();
+    let (instance, assignment, _, job) = rig.nth_assignment(0).unwrap();
+    let at: Timestamp = rig.now;
+    let started = |n| Event::AssignmentEvent {
+        instance,
+        assignment,
+        event: AssignmentEvent { n, at, event: AssignmentEventKind::Started { image_ready_at: at, image_id: None } },
+    };
+    let gap = rig.world.apply(started(2), rig.now).unwrap_err();
+    assert_eq!(gap.to_string(), "event 1 is expected next");
+    assert_eq!(rig.world.apply(started(1), rig.now), Ok(Applied::Done));
+    let before = rig.world.job(job).cloned();
+    rig.advance(SignedDuration::from_secs(5));
+    assert_eq!(rig.world.apply(started(1), rig.now), Ok(Applied::Done));
+    assert_eq!(rig.world.job(job).cloned(), before);
+    let machine = rig.world.instance(instance).unwrap();
+    assert_eq!(machine.assignments[&assignment].state, AssignmentState::Running);
+}
+
+/// Found by a property: after a restart within the same millisecond a new machine sorted before an older one, so that
+/// jobs were packed another way and one more machine was launched.
+#[test]
+fn a_restart_within_a_millisecond_packs_the_same() {
+    for seed in 0..64 {
+        let mut rig = Rig::with_seed(seed, Shape::PLAIN);
+        rig.run(&Op::Submit(0));
+        rig.pass();
+        rig.restart();
+        rig.apply(Event::ListRead { began_at: rig.now, listed: Vec::new() });
+        // A small one is there; these need a large one each.
+        for label in [2, 0, 2] {
+            rig.run(&Op::Submit(label));
+            rig.pass();
+        }
+    }
+}
+
+/// Found by a property: a job that was adopted near its deadline and refused was queued again with what was left of its
+/// time. What it runs is lost with the database, so it cannot be queued again at all.
+#[test]
+fn an_adopted_job_that_its_machine_refuses_is_not_queued_again() {
+    let mut rig = Rig::new(Shape::PLAIN);
+    rig.run(&Op::Submit(0));
+    rig.pass();
+    rig.run(&Op::Enrol(0, true));
+    rig.pass();
+    rig.lose_database();
+    rig.run(&Op::Sync(0));
+    rig.pass();
+    let (_, _, _, job) = rig.nth_assignment(0).unwrap();
+    rig.run(&Op::Refused(0));
+    let ended = rig.world.job(job).and_then(|job| job.ended()).unwrap();
+    assert_eq!(ended.verdict, Verdict::Infrastructure);
+    assert!(ended.reason.as_deref().unwrap().ends_with("lost with the scaler's database: disk full"));
+}
