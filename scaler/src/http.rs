@@ -149,7 +149,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     let metrics = app.metrics.clone();
-    let text = app.control.read(move |world, _, now| metrics.render(world, now)).await??;
+    let text = app.control.read(move |world, plan, now| metrics.render(world, plan, now)).await??;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(axum::http::header::CONTENT_TYPE, kind)], text).into_response())
 }

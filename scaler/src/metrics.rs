@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::fleet::{Dirty, Job, World, demand::JobState};
+use crate::fleet::{Dirty, Job, Plan, World, demand::JobState};
 
 /// The scaler's numbers. Clones share them.
 #[derive(Clone, Debug)]
@@ -122,7 +122,7 @@ impl Metrics {
     ///
     /// # Errors
     /// When formatting fails.
-    pub fn render(&self, world: &World, now: Timestamp) -> Result<String, std::fmt::Error> {
+    pub fn render(&self, world: &World, plan: &Plan, now: Timestamp) -> Result<String, std::fmt::Error> {
         let inner = &self.0;
         inner.instances.clear();
         for instance in world.instances().filter(|instance| instance.is_live()) {
@@ -139,7 +139,7 @@ impl Metrics {
             inner.jobs.get_or_create(&JobLabels { label: job.label.to_string(), state }).inc();
         }
         inner.alerts.clear();
-        for alert in world.alerts(now) {
+        for alert in world.alerts(plan, now) {
             inner.alerts.get_or_create(&AlertLabels { code: alert.code }).inc();
         }
         let mut text = String::new();

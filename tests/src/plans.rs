@@ -69,6 +69,7 @@ struct Script {
     said: BTreeMap<JobId, String>,
     ended: BTreeSet<JobId>,
     gone: BTreeSet<InstanceId>,
+    alerted: BTreeSet<String>,
 }
 
 impl Script {
@@ -91,6 +92,7 @@ impl Script {
             said: BTreeMap::new(),
             ended: BTreeSet::new(),
             gone: BTreeSet::new(),
+            alerted: BTreeSet::new(),
         }
     }
 
@@ -244,6 +246,7 @@ impl Script {
             self.say(&line.text);
         }
         self.tell_changes(&planned);
+        self.tell_alerts(&planned);
         let world = self.world();
         let dirty = world.take_dirty();
         world.forget_settled(&dirty);
@@ -267,6 +270,21 @@ impl Script {
                 lines.push(format!("instance {} is gone", instance.id));
             }
         }
+        for line in lines {
+            self.say(&line);
+        }
+    }
+
+    /// New alerts, and those that are over.
+    fn tell_alerts(&mut self, planned: &Plan) {
+        let now = self.now;
+        let alerts = self.world().alerts(planned, now);
+        let lines: Vec<String> = alerts
+            .iter()
+            .filter(|alert| !self.alerted.contains(&alert.code))
+            .map(|alert| format!("alert {}: {}", alert.code, alert.message))
+            .collect();
+        self.alerted = alerts.into_iter().map(|alert| alert.code).collect();
         for line in lines {
             self.say(&line);
         }

@@ -166,6 +166,8 @@ pub enum Applied {
     Done,
     /// The job, as it is now.
     Job(Box<Job>),
+    /// The job that was submitted before, as it is now.
+    Known(Box<Job>),
     /// What the agent should do.
     Directives(Vec<Order>),
     /// The machines concerned.

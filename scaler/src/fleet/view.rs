@@ -1,21 +1,17 @@
 //! The world as clients see it (design 7).
 
+mod alerts;
+
 use jiff::Timestamp;
 use pilotlight_wire::api::{
-    Alert, AssignmentView, InstanceView, JobState as WireState, JobView, PlacementView, PlanLine, PlanView, PoolView,
+    AssignmentView, InstanceView, JobState as WireState, JobView, PlacementView, PlanLine, PlanView, PoolView,
     StatusView,
 };
 
 use super::{
     Action, Breaker, Health, Instance, Job, Phase, Plan, Pool, ProviderConfig, World, demand::JobState,
-    instance::AssignmentState, plan, world::BOOTS_ALERT,
+    instance::AssignmentState, plan,
 };
-
-/// A provider that cannot be read for this long is worth a look.
-const LIST_ALERT: jiff::SignedDuration = jiff::SignedDuration::from_mins(1);
-
-/// A destroy that has failed so often is worth a look.
-const DESTROY_ALERT: u32 = 3;
 
 /// A job as clients see it, without what only the living world knows.
 #[must_use]
@@ -119,13 +115,13 @@ impl World {
 
     /// Machines and jobs in numbers, and what a person should look at.
     #[must_use]
-    pub fn status_view(&self, now: Timestamp) -> StatusView {
+    pub fn status_view(&self, plan: &Plan, now: Timestamp) -> StatusView {
         StatusView {
             instances: count(self.instances().filter(|instance| instance.is_live())),
             jobs_queued: count(self.jobs().filter(|job| job.is_queued())),
             jobs_running: count(self.jobs().filter(|job| matches!(job.state, JobState::Placed { .. }))),
             pools: self.pool_views(now),
-            alerts: self.alerts(now),
+            alerts: self.alerts(plan, now),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -190,100 +186,6 @@ impl World {
                 })
                 .collect(),
         }
-    }
-
-    /// What a person should look at.
-    #[must_use]
-    pub fn alerts(&self, now: Timestamp) -> Vec<Alert> {
-        let mut alerts = Vec::new();
-        let mut alert = |code: &str, since: Timestamp, message: String| {
-            alerts.push(Alert { code: code.to_owned(), message, since });
-        };
-        if let Some(since) = self.paused {
-            alert(
-                "paused",
-                since,
-                "nothing is launched since `drain --all`; `pilotlight drain --resume` ends that".to_owned(),
-            );
-        }
-        if let Some((since, message)) = &self.list.failing
-            && now.duration_since(*since) >= LIST_ALERT
-        {
-            alert("provider_unreadable", *since, format!("the provider's list cannot be read: {message}"));
-        }
-        for (placement, health) in &self.health {
-            if let Health::Stopped { since, message } = health {
-                alert(
-                    "placement_stopped",
-                    *since,
-                    format!("placement {placement} is stopped: {message}; mend it and reload the config (SIGHUP)"),
-                );
-            }
-        }
-        for ((placement, image), breaker) in &self.breakers {
-            if breaker.failures >= BOOTS_ALERT {
-                let of = image.as_ref().map_or_else(String::new, |image| format!(" with image {image}"));
-                alert(
-                    "boots_failing",
-                    breaker.since,
-                    format!(
-                        "{} machines in a row of placement {placement}{of} did not come up, last: {}",
-                        breaker.failures, breaker.message
-                    ),
-                );
-            }
-        }
-        if let Some((since, message)) = &self.reload_error {
-            alert("reload_failed", *since, format!("the config file has errors and the old one is kept: {message}"));
-        }
-        for instance in self.instances.values() {
-            if instance.is_live()
-                && let Some(until) = instance.held_until.filter(|until| now < *until)
-            {
-                let id = instance.id;
-                alert(
-                    "held",
-                    instance.created_at,
-                    format!("instance {id} is held until {until:.0}; `pilotlight release {id}` ends that"),
-                );
-            }
-            if let Phase::Terminating { destroy, .. } = &instance.phase
-                && destroy.failures() >= DESTROY_ALERT
-            {
-                let message = self.destroy_error(instance.id).unwrap_or("no answer");
-                alert(
-                    "destroy_failing",
-                    instance.changed_at,
-                    format!("instance {} cannot be destroyed, {} tries: {message}", instance.id, destroy.failures()),
-                );
-            }
-        }
-        for (id, seen) in &self.seen {
-            if let Some(since) = seen.intruder_at {
-                alert("enrolled_twice", since, format!("a second agent tried to enrol as instance {id}"));
-            }
-        }
-        for (id, orphan) in &self.orphans {
-            alert(
-                "orphan",
-                orphan.since,
-                format!(
-                    "instance {id} is listed under our name and not known; it is adopted when its agent speaks and destroyed \
-                     after {:.0} when not (`pilotlight reap --yes` does not wait)",
-                    self.orphan_bound(orphan)
-                ),
-            );
-        }
-        for job in self.jobs.values().filter(|job| job.is_queued()) {
-            if !self.settings.labels.contains_key(&job.label) {
-                alert(
-                    "label_removed",
-                    job.queued_at,
-                    format!("job {} waits for label {}, which is no longer in the config", job.id, job.label),
-                );
-            }
-        }
-        alerts
     }
 
     /// What would happen now, and why.

@@ -66,9 +66,16 @@ pub(super) async fn submit(
         priority: job.priority,
     };
     let applied = app.control.submit(Event::Submitted(Box::new(submission)), id, job.spec).await??;
-    let Applied::Job(job) = applied else { return Err(crate::fleet::Refusal::UnknownJob.into()) };
-    tracing::info!(job = %job.id, label = %job.label, "submitted");
-    Ok((StatusCode::CREATED, Json(view_of(&app, *job).await?)).into_response())
+    let (status, job) = match applied {
+        Applied::Job(job) => {
+            tracing::info!(job = %job.id, label = %job.label, "submitted");
+            (StatusCode::CREATED, job)
+        }
+        // Two calls at once: the other one was first.
+        Applied::Known(job) => (StatusCode::OK, job),
+        _ => return Err(crate::fleet::Refusal::UnknownJob.into()),
+    };
+    Ok((status, Json(view_of(&app, *job).await?)).into_response())
 }
 
 /// What is wrong with a submission, if anything.
@@ -208,7 +215,7 @@ pub(super) async fn pools(State(app): State<App>) -> Result<Json<Vec<PoolView>>,
 }
 
 pub(super) async fn status(State(app): State<App>) -> Result<Json<StatusView>, ApiError> {
-    Ok(Json(app.control.read(|world, _, now| world.status_view(now)).await?))
+    Ok(Json(app.control.read(|world, plan, now| world.status_view(plan, now)).await?))
 }
 
 pub(super) async fn plan(State(app): State<App>) -> Result<Json<PlanView>, ApiError> {

@@ -5,6 +5,7 @@
 mod access;
 mod admin;
 mod adoption;
+mod cases;
 mod ends;
 mod link;
 mod queue;

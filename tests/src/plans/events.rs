@@ -63,6 +63,7 @@ impl Script {
             "vanishes" => drop(self.listed.remove(&self.instance(on()?)?)),
             "enrols" => self.enrol(on()?, &words[2..])?,
             "silent" => drop(self.silent.insert(self.instance(on()?)?)),
+            "speaks" => drop(self.silent.remove(&self.instance(on()?)?)),
             "starts" => {
                 self.assignment_event(on()?, AssignmentEventKind::Started { image_ready_at: self.now, image_id: None })?
             }
@@ -90,6 +91,8 @@ impl Script {
                 self.listed.remove(&id);
                 self.apply(Event::DestroyAccepted(id));
             }
+            // Accepted, and the list shows it for a while.
+            "destroying" => self.apply(Event::DestroyAccepted(self.instance(on()?)?)),
             "destroy-fails" => {
                 let instance = self.instance(on()?)?;
                 self.apply(Event::DestroyFailed { instance, message: words[2..].join(" ") });

@@ -19,7 +19,7 @@ impl World {
     pub(super) fn submit(&mut self, submission: Submission, now: Timestamp) -> Result<Applied, Refusal> {
         if let Some(job) = self.jobs.get(&submission.id) {
             return if job.has_body(&submission.body_hash) {
-                Ok(Applied::Job(Box::new(job.clone())))
+                Ok(Applied::Known(Box::new(job.clone())))
             } else {
                 Err(Refusal::OtherBody)
             };
