@@ -336,8 +336,8 @@ where
         let (last_event, last) = watch::channel(events.last().map_or(0, |event| event.n));
         let (log, end) = watch::channel(LogEnd::Open);
         let stop = CancellationToken::new();
-        let outbox =
-            Outbox { id, agent_dir: self.dir.clone(), dir, last, acked }.deliver(session.clone(), self.events.clone());
+        let outbox = Outbox { id, agent_dir: self.dir.clone(), dir, last, acked, boottime: self.boottime }
+            .deliver(session.clone(), self.events.clone());
         let upload = Upload { id, spool, end }.run(session, self.events.clone());
         for delivery in [Box::pin(outbox) as BoxFuture<'static, io::Result<()>>, Box::pin(upload)] {
             let stop = stop.clone();

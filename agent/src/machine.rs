@@ -72,8 +72,8 @@ pub enum Event {
     Progress(AssignmentId, Progress),
     /// A job's task is over, with this many bytes in the spool.
     Ended(AssignmentId, End, u64),
-    /// The scaler has acknowledged the events up to this number.
-    Acked(AssignmentId, u64),
+    /// The scaler has acknowledged the events up to this number, the last of them sent then on the boot clock.
+    Acked(AssignmentId, u64, Duration),
     /// The scaler said, after it acknowledged the last event, that it has the whole log.
     LogComplete(AssignmentId),
     /// The host was looked at.
@@ -210,7 +210,12 @@ impl Machine {
             Event::Gone => self.end(now, false, "the scaler says that this instance is gone", &mut effects),
             Event::Progress(id, progress) => self.progress(id, progress, &mut effects),
             Event::Ended(id, end, log_bytes) => self.ended(id, end, log_bytes, now, &mut effects),
-            Event::Acked(id, n) => {
+            Event::Acked(id, n, sent) => {
+                // As good as a sync's: after a cut longer than the lease, events may be through before the next sync,
+                // and the machine that is free then already has its next job.
+                if let Some(policy) = &self.policy {
+                    self.lease.renew(sent, policy.lease_seconds);
+                }
                 if let Some(assignment) = self.assignments.get_mut(&id) {
                     assignment.acked = assignment.acked.max(n);
                     if let LogEnd::At(bytes) = assignment.log

@@ -8,7 +8,7 @@
 //! Acknowledged events stay until the assignment goes. There are two or three of them; they tell a restarted agent
 //! what was already said, and a scaler that went back to an older database can be told again.
 
-use std::{fs, io, path::PathBuf};
+use std::{fs, io, path::PathBuf, time::Duration};
 
 use pilotlight_runtime::durable;
 use pilotlight_wire::{AssignmentId, agent::AssignmentEvent};
@@ -63,6 +63,8 @@ pub(crate) struct Outbox {
     /// The number of the last event on disk.
     pub(crate) last: watch::Receiver<u64>,
     pub(crate) acked: u64,
+    /// The boot clock: the lease counts from sending.
+    pub(crate) boottime: fn() -> Duration,
 }
 
 impl Outbox {
@@ -81,6 +83,7 @@ impl Outbox {
                 continue;
             }
             let event = self.read(self.acked + 1).await?;
+            let sent = (self.boottime)();
             match session.event(self.id, &event).await {
                 // The scaler's word on what it expects is the whole truth, whether it took the event or not.
                 Answer::Ok(expected) | Answer::Expected(expected) if expected != event.n => {
@@ -90,7 +93,7 @@ impl Outbox {
                         continue;
                     }
                     backoff = link::backoff();
-                    if events.send(Event::Acked(self.id, self.acked)).await.is_err() {
+                    if events.send(Event::Acked(self.id, self.acked, sent)).await.is_err() {
                         return Ok(());
                     }
                 }

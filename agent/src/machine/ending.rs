@@ -52,8 +52,13 @@ impl Lease {
         })
     }
 
+    /// An answer to what was sent then; answers may overtake each other.
     pub(super) fn renew(&mut self, sent: Duration, seconds: u64) {
-        *self = Self::Until(sent.saturating_add(Duration::from_secs(seconds)));
+        let end = sent.saturating_add(Duration::from_secs(seconds));
+        *self = match *self {
+            Self::Until(later) => Self::Until(later.max(end)),
+            Self::Unbounded | Self::Refused => Self::Until(end),
+        };
     }
 }
 

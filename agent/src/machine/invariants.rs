@@ -210,7 +210,7 @@ impl World {
                         self.over.insert(id(n));
                     }
                     let acked = found.acked;
-                    self.handle(Event::Acked(id(n), acked));
+                    self.handle(Event::Acked(id(n), acked, at(self.now).boot));
                 }
             }
             Step::LogDone(n) => {

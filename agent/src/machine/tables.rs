@@ -110,8 +110,8 @@ fn an_assignment_goes_only_after_the_ack_and_the_whole_log() {
     assert!(matches!(emitted(&effects)[..], [(2, AssignmentEventKind::Finished(f))] if f.log_bytes == 7));
     assert!(effects.contains(&Effect::Log(id(1), LogEnd::At(7))));
     assert_eq!(machine.handle(Event::LogComplete(id(1)), at(6)), [], "not acknowledged yet");
-    assert_eq!(machine.handle(Event::Acked(id(1), 1), at(6)), [], "only the first event is");
-    assert_eq!(machine.handle(Event::Acked(id(1), 2), at(6)), [Effect::Log(id(1), LogEnd::Confirm(7))]);
+    assert_eq!(machine.handle(Event::Acked(id(1), 1, at(6).boot), at(6)), [], "only the first event is");
+    assert_eq!(machine.handle(Event::Acked(id(1), 2, at(6).boot), at(6)), [Effect::Log(id(1), LogEnd::Confirm(7))]);
     assert_eq!(machine.sync_request().assignments[0].stage, Stage::Finished, "still listed");
     assert_eq!(machine.handle(Event::LogComplete(id(1)), at(7)), [Effect::Forget(id(1)), Effect::Sync]);
     assert_eq!(machine.sync_request().assignments, []);
@@ -123,7 +123,7 @@ fn an_old_answer_does_not_start_a_finished_job_again() {
     let _run = answer(&mut machine, starts(1), at(1));
     ends_with(&mut machine, 1, 0, at(2));
     let held = machine.sync_request().seq.n;
-    let _confirm = machine.handle(Event::Acked(id(1), 1), at(3));
+    let _confirm = machine.handle(Event::Acked(id(1), 1, at(3).boot), at(3));
     assert!(machine.handle(Event::LogComplete(id(1)), at(3)).contains(&Effect::Forget(id(1))));
     let old = Event::Synced { n: held, sent: at(2).boot, directives: starts(1), lease_seconds: 600 };
     assert_eq!(machine.handle(old.clone(), at(4)), [], "sent before the assignment was forgotten");
@@ -228,8 +228,27 @@ fn a_lapsed_agent_finishes_its_job_and_keeps_the_result_for_a_grace() {
     // A scaler that is back within the grace gets the result, and the agent lives on.
     assert_eq!(answer(&mut answered, vec![], at(6599)), []);
     assert_eq!(answered.handle(Event::Tick, at(6600)), []);
-    let _confirm = answered.handle(Event::Acked(id(1), 1), at(6601));
+    let _confirm = answered.handle(Event::Acked(id(1), 1, at(6601).boot), at(6601));
     assert!(answered.handle(Event::LogComplete(id(1)), at(6601)).contains(&Effect::Forget(id(1))));
+}
+
+#[test]
+fn an_event_that_is_acknowledged_before_the_next_sync_renews_the_lease_too() {
+    let mut machine = enrolled();
+    let _run = answer(&mut machine, starts(1), at(0));
+    ends_with(&mut machine, 1, 10, at(3000));
+    assert_eq!(
+        machine.handle(Event::Acked(id(1), 1, at(6000).boot), at(6001)),
+        [Effect::Log(id(1), LogEnd::Confirm(10))]
+    );
+    let effects = machine.handle(Event::LogComplete(id(1)), at(6002));
+    assert_eq!(effects, [Effect::Forget(id(1)), Effect::Sync], "the scaler may have a job for it already");
+    // The answer to a sync that was sent before is no step back.
+    let n = machine.sync_request().seq.n;
+    let old = Event::Synced { n, sent: at(5000).boot, directives: vec![], lease_seconds: 600 };
+    assert_eq!(machine.handle(old, at(6003)), []);
+    assert_eq!(machine.handle(Event::Tick, at(6599)), []);
+    assert_eq!(machine.handle(Event::Tick, at(6600)), [Effect::Leave(Leave::Lapsed)]);
 }
 
 #[test]
@@ -277,7 +296,7 @@ fn terminate_ends_jobs_flushes_and_leaves() {
     let mut deaf = machine.clone();
     assert_eq!(deaf.wake_after(at(3)), Some(FLUSH_LIMIT));
     assert_eq!(deaf.handle(Event::Tick, at(6)), [Effect::Leave(Leave::Terminated)], "results that nobody takes");
-    let _confirm = machine.handle(Event::Acked(id(1), 1), at(4));
+    let _confirm = machine.handle(Event::Acked(id(1), 1, at(4).boot), at(4));
     let effects = machine.handle(Event::LogComplete(id(1)), at(4));
     assert_eq!(effects.last(), Some(&Effect::Leave(Leave::Terminated)), "all said");
 }

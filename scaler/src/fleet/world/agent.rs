@@ -147,6 +147,8 @@ impl World {
             return Err(Refusal::InstanceGone);
         }
         let assignment = instance.assignments.get(&assignment_id).ok_or(Refusal::UnknownAssignment)?;
+        // Also when it is only said again: the answer renews the agent's lease.
+        self.seen.entry(id).or_default().heard_at = Some(now);
         if event.n <= assignment.last_event {
             return Ok(Applied::Done);
         }
@@ -158,7 +160,6 @@ impl World {
         let (job, cancel) = (assignment.job, assignment.cancel);
         let begun = self.jobs.get(&job).and_then(|job| job.phases.started).unwrap_or(assignment.assigned_at);
         let at = believed(event.at, begun, now);
-        self.seen.entry(id).or_default().heard_at = Some(now);
         let state = match event.event {
             AssignmentEventKind::Started { image_ready_at, .. } => {
                 if let Some(job) = self.job_mut(job) {
