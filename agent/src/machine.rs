@@ -279,6 +279,12 @@ impl Machine {
         self.sent.n
     }
 
+    /// The number of the newest sync that was answered.
+    #[must_use]
+    pub fn last_answered(&self) -> u64 {
+        self.answered
+    }
+
     /// How many jobs without GPUs may run at once; jobs share the machine's memory out by it.
     #[must_use]
     pub fn cpu_jobs(&self) -> u32 {
