@@ -146,7 +146,7 @@ pub(super) async fn sync(
     if let Some(note) = &request.note {
         tracing::info!(%instance, note, "agent says");
     }
-    let expires = tokio::time::Instant::now() + Duration::from_secs(SYNC_HOLD_SECONDS);
+    let expires = tokio::time::Instant::now() + hold(app.rules.borrow().lease);
     let waker = app.control.waker(instance);
     // Armed before the world is asked, so that a change in between is not missed.
     let mut changed = pin!(waker.notified());
@@ -180,6 +180,11 @@ pub(super) async fn sync(
         directives.extend(directive(&app, instance, order).await?);
     }
     Ok(Json(response(&app, directives)))
+}
+
+/// How long a sync is held: several answers must fit into a lease, or a healthy agent lapses between two of them.
+fn hold(lease: Duration) -> Duration {
+    Duration::from_secs(SYNC_HOLD_SECONDS).min(lease / 4)
 }
 
 fn response(app: &App, directives: Vec<Directive>) -> SyncResponse {
