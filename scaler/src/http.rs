@@ -4,7 +4,7 @@ mod agent;
 mod client;
 mod error;
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -13,9 +13,13 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post, put},
+    serve::ListenerExt,
 };
 use pilotlight_runtime::clock::Clock;
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
 use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
 
@@ -31,6 +35,11 @@ use crate::{
 
 /// The longest that any request may take; held ones answer after 25 s.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A silent connection whose other end does not answer probes is given up after 45 s.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// The largest job that may be submitted, bytes.
 const MAX_SUBMIT: usize = 8 * 1024 * 1024;
@@ -129,8 +138,24 @@ pub fn router(app: App) -> Router {
 ///
 /// # Errors
 /// When the listener fails.
-pub async fn serve(listener: TcpListener, app: App, shutdown: CancellationToken) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, app: App, shutdown: CancellationToken) -> io::Result<()> {
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = expect_life(stream) {
+            tracing::warn!(%error, "a connection whose other end vanishes will stay");
+        }
+    });
     axum::serve(listener, router(app).into_make_service()).with_graceful_shutdown(shutdown.cancelled_owned()).await
+}
+
+/// A machine or network that vanishes says no goodbye, and a connection on which nothing is sent would stay for ever.
+fn expect_life(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    // No TCP_USER_TIMEOUT for data that nobody acknowledges: it would also end the log of a reader who only pauses. The
+    // kernel's own bound (tcp_retries2, a quarter of an hour) does.
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
 async fn authenticate_client(State(app): State<App>, request: Request, next: Next) -> Response {
