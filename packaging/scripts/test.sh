@@ -24,6 +24,7 @@ profile=default
 export PATH="$CARGO_TARGET_DIR/tools/bin:$PATH"
 
 step make --no-print-directory lint
+step packaging/scripts/tools.sh ensure
 step packaging/scripts/docker.sh ensure --pidfile "$work/dockerd.pid"
 # The scenarios start the programs themselves.
 step cargo build --locked --workspace --bins

@@ -1,4 +1,5 @@
 //! Whole-system tests: golden planner scripts and scenarios with the real programs.
 
+pub mod net;
 pub mod plans;
 pub mod site;

@@ -36,7 +36,9 @@ gpus = 0
 #[derive(Debug)]
 pub struct Site {
     dir: TempDir,
+    host: &'static str,
     port: u16,
+    scaler_env: Vec<(&'static str, String)>,
     scaler: Option<Child>,
     seen: Vec<String>,
 }
@@ -68,8 +70,25 @@ impl Site {
         build();
         let dir = tempfile::Builder::new().prefix("pilotlight-test-").tempdir()?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        fs::write(dir.path().join("config.toml"), format!("listen = \"127.0.0.1:{port}\"\nlease = \"1m\"\n{config}"))?;
-        Ok(Self { dir, port, scaler: None, seen: Vec::new() })
+        let lease = if config.lines().any(|line| line.starts_with("lease =")) { "" } else { "lease = \"1m\"\n" };
+        fs::write(dir.path().join("config.toml"), format!("listen = \"127.0.0.1:{port}\"\n{lease}{config}"))?;
+        Ok(Self { dir, host: "127.0.0.1", port, scaler_env: Vec::new(), scaler: None, seen: Vec::new() })
+    }
+
+    /// Lets clients reach the scaler by another address of this box than agents do.
+    pub fn clients_dial(&mut self, host: &'static str) {
+        self.host = host;
+    }
+
+    /// A variable of the environment for every scaler started from now on.
+    pub fn scaler_env(&mut self, name: &'static str, value: impl Into<String>) {
+        self.scaler_env.push((name, value.into()));
+    }
+
+    /// The port that the scaler listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// A path in the site's directory.
@@ -89,7 +108,7 @@ impl Site {
     pub fn run_command(&self) -> Command {
         let mut command = program("pilotlight");
         command.arg("run").arg("--config").arg(self.path("config.toml")).arg("--state-dir").arg(self.state());
-        command.stdin(Stdio::null());
+        command.envs(self.scaler_env.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
         command
     }
 
@@ -135,7 +154,7 @@ impl Site {
         let mut command = program("pilotlight");
         command
             .args(args)
-            .env("PILOTLIGHT_URL", format!("http://127.0.0.1:{}", self.port))
+            .env("PILOTLIGHT_URL", format!("http://{}:{}", self.host, self.port))
             .env("PILOTLIGHT_STATE_DIR", self.state())
             .env_remove("PILOTLIGHT_TOKEN")
             .stdin(Stdio::null());
@@ -198,7 +217,7 @@ impl Site {
     /// # Errors
     /// When nobody answers.
     pub fn http(&self, method: &str, path: &str, token: Option<&str>) -> Result<(u16, String)> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        let mut stream = TcpStream::connect((self.host, self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
         write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n{token}\r\n")?;
@@ -396,11 +415,19 @@ impl Submit {
 ///
 /// # Errors
 /// When it does not come, or looking fails.
-pub fn wait(what: &str, mut look: impl FnMut() -> Result<bool>) -> Result<()> {
-    let mut left = PATIENCE;
+pub fn wait(what: &str, look: impl FnMut() -> Result<bool>) -> Result<()> {
+    wait_within(PATIENCE, what, look)
+}
+
+/// As [`wait`], for what takes longer by its nature.
+///
+/// # Errors
+/// When it does not come, or looking fails.
+pub fn wait_within(patience: Duration, what: &str, mut look: impl FnMut() -> Result<bool>) -> Result<()> {
+    let mut left = patience;
     while !look()? {
         if left.is_zero() {
-            bail!("not within {} s: {what}", PATIENCE.as_secs());
+            bail!("not within {} s: {what}", patience.as_secs());
         }
         std::thread::sleep(LOOK);
         left = left.saturating_sub(LOOK);

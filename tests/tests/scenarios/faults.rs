@@ -5,11 +5,7 @@ use std::fs;
 use pilotlight_tests::site::{ONE_POOL, Site, docker, signal, wait};
 use serde_json::Value;
 
-use super::{code, counting, err, lines, marked};
-
-fn ran(marks: &std::path::Path) -> usize {
-    fs::read_to_string(marks.join("ran")).unwrap_or_default().lines().count()
-}
+use super::{code, counting, err, lines, marked, ran};
 
 #[test]
 fn scaler_killed_while_a_job_prints() {

@@ -5,6 +5,7 @@
 mod ends;
 mod faults;
 mod life;
+mod net;
 mod outside;
 
 use std::process::Output;
@@ -25,6 +26,11 @@ fn lines(n: u32) -> String {
 /// A job that prints numbered lines and leaves a mark each time it runs.
 fn counting(n: u32, pause: &str, code: u32) -> String {
     format!("echo ran >> /marks/ran; for i in $(seq {n}); do echo line $i; sleep {pause}; done; exit {code}")
+}
+
+/// How often such a job ran.
+fn ran(marks: &std::path::Path) -> usize {
+    std::fs::read_to_string(marks.join("ran")).unwrap_or_default().lines().count()
 }
 
 /// The pool of [`counting`] jobs: a volume for the marks.
