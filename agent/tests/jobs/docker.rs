@@ -59,7 +59,14 @@ impl Drop for Proxy {
 /// One connection: cut while Docker is down, unless it is an attach, which is only as dead as its container.
 async fn pass(mut client: UnixStream, mut down: watch::Receiver<bool>, lose_start: Arc<AtomicBool>) {
     let mut head = vec![0; 64 * 1024];
-    let Ok(read) = client.read(&mut head).await else { return };
+    let mut read = 0;
+    // The attach process writes its request in pieces, and the first may not say yet what it asks for.
+    while !head[..read].windows(2).any(|end| end == b"\r\n") {
+        match client.read(&mut head[read..]).await {
+            Ok(0) | Err(_) => return,
+            Ok(more) => read += more,
+        }
+    }
     let line = String::from_utf8_lossy(&head[..read]).lines().next().unwrap_or_default().to_owned();
     if *down.borrow() {
         return;
