@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
-use pilotlight_runtime::durable;
+use pilotlight_runtime::{durable, failpoint};
 use pilotlight_wire::{
     AssignmentId,
     agent::{AssignmentEvent, Start},
@@ -97,7 +97,10 @@ pub fn create(agent_dir: &Path, id: AssignmentId, record: &Record) -> io::Result
     // The names of all three levels; `durable::write` does the last.
     durable::sync_parent(dir.path())?;
     durable::sync_parent(&agent_dir.join("assignments"))?;
-    durable::write(&dir.file(), &serde_json::to_vec(record)?)
+    failpoint!("agent.assignment.half-filed");
+    durable::write(&dir.file(), &serde_json::to_vec(record)?)?;
+    failpoint!("agent.assignment.filed");
+    Ok(())
 }
 
 /// Ends an assignment's existence: the file first, so that a crash in between leaves only rubbish, then the rest.
@@ -106,11 +109,15 @@ pub fn create(agent_dir: &Path, id: AssignmentId, record: &Record) -> io::Result
 /// When something cannot be removed.
 pub fn remove(agent_dir: &Path, id: AssignmentId) -> io::Result<()> {
     let dir = AssignmentDir::new(agent_dir, id);
+    failpoint!("agent.assignment.over");
     durable::remove(&dir.file())?;
+    failpoint!("agent.assignment.half-removed");
     match fs::remove_dir_all(dir.path()) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
+    failpoint!("agent.assignment.removed");
+    Ok(())
 }
 
 /// Finds every assignment of an agent's directory, and removes what [`create`] or [`remove`] left half done.

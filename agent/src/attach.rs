@@ -15,7 +15,7 @@ use std::{
 };
 
 use clap::Args;
-use pilotlight_runtime::clock::boottime;
+use pilotlight_runtime::{clock::boottime, failpoint};
 use pilotlight_wire::AssignmentId;
 
 use self::{docker::Api, spool::Spool};
@@ -103,6 +103,7 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     let _not_root = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let dir = AssignmentDir::new(&args.dir, args.assignment);
     let mut lock = lock(&dir.attach_lock())?;
+    failpoint!("attach.lock.taken");
     let path = dir.spool();
     let mut spool =
         Spool::open(&path, args.max_log).map_err(|source| AttachError::File { path: path.clone(), source })?;
@@ -112,7 +113,10 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     let docker = |source| AttachError::Docker { container: args.container.clone(), source };
     let api = Api::new(&args.socket);
     let mut stream = api.attach(&args.container, GLANCE).map_err(docker)?;
+    failpoint!("attach.ready.unsaid");
     writeln!(io::stdout(), "{READY}").and_then(|()| io::stdout().flush()).map_err(AttachError::Ready)?;
+
+    failpoint!("attach.ready.said");
 
     let mut frames = Frames::default();
     let mut killed = false;
@@ -142,6 +146,7 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     spool.finish();
     // Tells an end from a death; where it cannot be written, the agent takes the one for the other and says so.
     let _full_disk = lock.write_all(END.as_bytes());
+    failpoint!("attach.end.marked");
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use pilotlight_runtime::{Report, logging, signals};
+use pilotlight_runtime::{Report, failpoint, logging, signals};
 use pilotlight_wire::{AssignmentId, agent::Bootstrap};
 use tokio::runtime::{Builder, Runtime};
 
@@ -126,9 +126,12 @@ async fn clean(dir: &Path) -> Result<(), RunError> {
     let bootstrap = bootstrap::read_bootstrap(dir)?;
     // Held to the end, so that no agent starts meanwhile.
     let held = AgentDir::take(dir)?;
+    failpoint!("clean.lock.taken");
     let left = held.done()?.is_some();
     let engine = workshop::connect(1).await?;
-    Ok(container::teardown(&engine, dir, bootstrap.instance, left).await?)
+    container::teardown(&engine, dir, bootstrap.instance, left).await?;
+    failpoint!("clean.all.removed");
+    Ok(())
 }
 
 /// One thread is enough for what the agent does, and keeps it small; file work has threads of its own.

@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, future::Future, io, path::PathBuf, pin::pin, time::Duration};
 
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use pilotlight_runtime::{Report, clock::Clock};
+use pilotlight_runtime::{Report, clock::Clock, failpoint};
 use pilotlight_wire::{
     AssignmentId,
     agent::{EnrolRequest, EnrolResponse, Start, SyncResponse},
@@ -226,8 +226,10 @@ where
         match answer {
             Answer::Ok(EnrolResponse { bearer, policy, .. }) => {
                 info!(lease_seconds = policy.lease_seconds, "enrolled");
+                failpoint!("agent.enrolment.answered");
                 let (dir, kept, shown) = (self.dir.clone(), policy.clone(), bearer.clone());
                 blocking(&self.dir, move || bootstrap::keep_enrolment(&dir, &kept, &shown)).await?;
+                failpoint!("agent.enrolment.kept");
                 self.session = Some(client.session(bearer));
                 self.pace.sample_every(Duration::from_secs(policy.sample_seconds.clamp(1, 3600)));
                 self.handle(Event::Enrolled(policy)).await

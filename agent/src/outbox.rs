@@ -10,7 +10,9 @@
 
 use std::{fs, io, path::PathBuf, time::Duration};
 
-use pilotlight_runtime::durable;
+use pilotlight_runtime::{durable, failpoint};
+#[cfg(feature = "failpoints")]
+use pilotlight_wire::agent::AssignmentEventKind;
 use pilotlight_wire::{AssignmentId, agent::AssignmentEvent};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, warn};
@@ -28,7 +30,12 @@ use crate::{
 /// # Errors
 /// When it cannot be written.
 pub(crate) fn append(dir: &AssignmentDir, event: &AssignmentEvent) -> io::Result<()> {
-    durable::write(&event_file(dir, event.n), &serde_json::to_vec(event)?)
+    failpoint!("agent.started.unfiled", matches!(event.event, AssignmentEventKind::Started { .. }));
+    failpoint!("agent.finished.unfiled", matches!(event.event, AssignmentEventKind::Finished(_)));
+    durable::write(&event_file(dir, event.n), &serde_json::to_vec(event)?)?;
+    failpoint!("agent.started.filed", matches!(event.event, AssignmentEventKind::Started { .. }));
+    failpoint!("agent.finished.filed", matches!(event.event, AssignmentEventKind::Finished(_)));
+    Ok(())
 }
 
 /// Reads all events, by number from 1, and how many of them are acknowledged.
@@ -87,7 +94,13 @@ impl Outbox {
             match session.event(self.id, &event).await {
                 // The scaler's word on what it expects is the whole truth, whether it took the event or not.
                 Answer::Ok(expected) | Answer::Expected(expected) if expected != event.n => {
+                    failpoint!(
+                        "agent.started.acknowledged",
+                        matches!(event.event, AssignmentEventKind::Started { .. })
+                    );
+                    failpoint!("agent.finished.acknowledged", matches!(event.event, AssignmentEventKind::Finished(_)));
                     self.resume(expected, last).await?;
+                    failpoint!("agent.finished.ack-filed", matches!(event.event, AssignmentEventKind::Finished(_)));
                     if self.acked < event.n {
                         tokio::time::sleep(backoff.next().unwrap_or(link::MAX_BACKOFF)).await;
                         continue;

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use pilotlight_runtime::{
     Report,
     clock::{self, Clock},
+    failpoint,
 };
 use pilotlight_wire::{
     AssignmentId,
@@ -96,6 +97,7 @@ where
     E: std::error::Error,
 {
     let dir = AgentDir::take(path)?;
+    failpoint!("agent.lock.taken");
     let bootstrap = read_bootstrap(path)?;
     if let Some(reason) = dir.done()? {
         info!(reason, "this agent has left for good");
@@ -116,12 +118,15 @@ where
             info!("stopped; jobs go on");
             return Ok(());
         };
+        failpoint!("agent.leave.begun");
         match timeout(TEARDOWN_LIMIT, teardown()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => warn!(error = %Report(&error), "not all containers are removed"),
             Err(_) => warn!("removing containers took too long"),
         }
+        failpoint!("agent.leave.unmarked");
         dir.mark_done(leave)?;
+        failpoint!("agent.leave.marked");
     }
     power::leave(bootstrap.power, switch).map_err(RunError::Power)
 }
@@ -150,8 +155,10 @@ fn prepare(
         health,
         bearer: dir.bearer()?,
     };
+    failpoint!("agent.nonce.written");
     let boot_id = clock::boot_id().map_err(RunError::Runtime)?;
     let machine = machine::Setup { run: dir.next_run()?, boot_id, gpus, policy: dir.policy()?, found };
+    failpoint!("agent.run.counted");
     info!(instance = %bootstrap.instance, run = machine.run, assignments = machine.found.len(), "agent starts");
     let client = Client::new(&bootstrap.scaler_url)?;
     Ok(Setup { dir: dir.path().to_owned(), client, enrol, machine, clock, boottime: clock::boottime })

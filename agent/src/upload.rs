@@ -8,6 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use pilotlight_runtime::failpoint;
 use pilotlight_wire::{AssignmentId, agent::MAX_LOG_CHUNK};
 use tokio::{
     sync::{mpsc, watch},
@@ -70,6 +71,7 @@ impl Upload {
             }
             match session.log(self.id, size, chunk).await {
                 Answer::Ok(now) | Answer::Expected(now) => {
+                    failpoint!("agent.log.taken", now > size);
                     if now < size {
                         warn!(assignment = %self.id, size, now, "the scaler lost log bytes; sending them again");
                     }
@@ -101,6 +103,7 @@ impl Upload {
     }
 
     async fn complete(&self, events: mpsc::Sender<Event>) -> io::Result<()> {
+        failpoint!("agent.log.complete");
         let _dispatcher_left = events.send(Event::LogComplete(self.id)).await;
         Ok(())
     }

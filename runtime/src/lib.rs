@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod durable;
+pub mod failpoint;
 pub mod logging;
 mod report;
 pub mod signals;

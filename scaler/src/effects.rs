@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use pilotlight_runtime::{Report, clock::Clock};
+use pilotlight_runtime::{Report, clock::Clock, failpoint};
 use pilotlight_wire::{
     InstanceId, JobId,
     agent::{Bootstrap, PowerMode},
@@ -74,6 +74,7 @@ impl Effects {
     }
 
     async fn create(self, instance: Instance) {
+        failpoint!("scaler.create.unsent");
         let ProviderConfig::Local(config) = &instance.placement.provider;
         let bootstrap = Bootstrap {
             scaler_url: self.agent_url.clone(),
@@ -102,6 +103,7 @@ impl Effects {
                 Event::CreateFailed { instance: instance.id, class, message }
             }
         };
+        failpoint!("scaler.create.unrecorded");
         self.control.tell(event).await;
     }
 
@@ -114,6 +116,7 @@ impl Effects {
                 Event::DestroyFailed { instance, message }
             }
         };
+        failpoint!("scaler.destroy.unrecorded");
         self.control.tell(event).await;
     }
 

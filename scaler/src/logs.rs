@@ -24,7 +24,7 @@ use std::{
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use pilotlight_runtime::{clock::Clock, durable};
+use pilotlight_runtime::{clock::Clock, durable, failpoint};
 use pilotlight_wire::{JobId, api::MAX_LOG_ANSWER};
 use tokio::{sync::watch, task::spawn_blocking, time::timeout};
 
@@ -201,6 +201,7 @@ impl LogStore {
             let file = open_for_write(&path)?;
             // What a failed append may have left behind the end is not part of the log.
             file.set_len(size).and_then(|()| file.sync_all()).map_err(io_error("sync", &path))?;
+            failpoint!("scaler.log-close.unmarked");
             let mark = shared.closed_path(job);
             durable::write(&mark, shared.clock.now().to_string().as_bytes()).map_err(io_error("write", &mark))?;
             log.state.send_replace(State { size, closed: true });

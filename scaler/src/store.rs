@@ -2,6 +2,9 @@
 //!
 //! One connection writes and one reads; both are used on blocking threads, which hold paused time still in tests.
 
+#[cfg(feature = "failpoints")]
+mod cuts;
+
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -268,7 +271,12 @@ impl Store {
         transaction
             .execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('now', ?1)", [commit.now.to_string()])
             .map_err(sqlite)?;
-        transaction.commit().map_err(sqlite)
+        #[cfg(feature = "failpoints")]
+        cuts::before(commit);
+        transaction.commit().map_err(sqlite)?;
+        #[cfg(feature = "failpoints")]
+        cuts::after(commit);
+        Ok(())
     }
 
     fn documents<T: serde::de::DeserializeOwned>(

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use pilotlight_runtime::units::Size;
+use pilotlight_runtime::{failpoint, units::Size};
 
 /// How long the job waits for a full disk before its output is dropped.
 const FULL_DISK: Duration = Duration::from_secs(600);
@@ -42,6 +42,7 @@ impl Spool {
 
     /// Appends what the job wrote; past the limit it is counted and dropped.
     pub(super) fn append(&mut self, bytes: &[u8]) {
+        failpoint!("attach.output.unspooled");
         if self.over > 0 {
             self.over += bytes.len() as u64;
             return;
@@ -49,6 +50,7 @@ impl Spool {
         let room = usize::try_from(self.max.saturating_sub(self.size)).unwrap_or(usize::MAX);
         let (kept, over) = bytes.split_at(room.min(bytes.len()));
         self.write(kept);
+        failpoint!("attach.output.spooled");
         if !over.is_empty() {
             self.notice(&format!("the log has reached max_log ({}); what follows is dropped", Size(self.max)));
             self.over = over.len() as u64;
@@ -78,6 +80,7 @@ impl Spool {
             self.notice(&format!("{} bytes were dropped past max_log", self.over));
         }
         self.tell_lost();
+        failpoint!("attach.end.unmarked");
     }
 
     fn write(&mut self, bytes: &[u8]) {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bollard::models::NetworkCreateRequest;
-use pilotlight_runtime::Report;
+use pilotlight_runtime::{Report, failpoint};
 use pilotlight_wire::InstanceId;
 use tokio::sync::{Mutex, Notify};
 use uuid::Uuid;
@@ -75,7 +75,9 @@ impl Networks {
 
     async fn remove(&self, name: &str) {
         match self.engine.docker.remove_network(name).await {
-            Ok(()) => {}
+            Ok(()) => {
+                failpoint!("agent.network.removed");
+            }
             Err(error) if status(&error) == Some(404) => {}
             Err(source) => {
                 let error = EngineError { doing: format!("remove network {name}"), source };
@@ -93,7 +95,10 @@ impl Networks {
             ..NetworkCreateRequest::default()
         };
         match self.engine.docker.create_network(request).await {
-            Ok(_) => Ok(name),
+            Ok(_) => {
+                failpoint!("agent.network.made");
+                Ok(name)
+            }
             Err(source) => Err(EngineError { doing: format!("make network {name}"), source }),
         }
     }

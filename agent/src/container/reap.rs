@@ -9,7 +9,7 @@ use std::{
 };
 
 use bollard::query_parameters::{ListContainersOptions, ListNetworksOptions, ListVolumesOptions, RemoveVolumeOptions};
-use pilotlight_runtime::Report;
+use pilotlight_runtime::{Report, failpoint};
 use pilotlight_wire::{AssignmentId, InstanceId};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -127,6 +127,7 @@ pub async fn teardown(
         engine.cgroup(instance, *id).kill().await;
     }
     reap(engine, instance, &BTreeSet::new()).await?;
+    failpoint!("clean.once.reaped");
     if !left {
         for _ in 0..LOOKS {
             tokio::time::sleep(LOOK_AGAIN).await;

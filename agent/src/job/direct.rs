@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use pilotlight_runtime::{
     Report,
     clock::{Clock, boottime},
-    durable,
+    durable, failpoint,
 };
 use pilotlight_wire::{InstanceId, Usage, Verdict, agent::Start};
 use tokio::sync::watch;
@@ -110,10 +110,12 @@ fn record(dir: &AssignmentDir, end: &End) -> io::Result<()> {
 impl Task {
     async fn run_and_record(&mut self) -> End {
         let end = self.run().await;
+        failpoint!("agent.outcome.unwritten");
         if let Err(error) = record(&self.dir, &end) {
             // The scaler learns the end all the same; only a crash before that would ask Docker again.
             tracing::error!(assignment = %self.start.assignment, error = %Report(&error), "outcome not written");
         }
+        failpoint!("agent.outcome.written");
         end
     }
 
@@ -183,7 +185,9 @@ impl Task {
             wish = wished(&mut wishes, Wish::Run) => return Err(before_start(wish)),
         };
         let image_ready_at = self.context.clock.now();
+        failpoint!("agent.image.ready");
         let network = self.context.networks.take().await.map_err(refused)?;
+        failpoint!("agent.network.taken");
         let order = Order {
             name: &self.name,
             instance: self.context.instance,
@@ -206,22 +210,26 @@ impl Task {
                 _ => refused(error),
             });
         }
+        failpoint!("agent.container.created");
         // An agent that was killed may have started one, which only now holds its lock.
         self.attacher.end().await;
         let output = self.attacher.start(&self.start, false).await;
         let output = output.map_err(|error| Early::Refused(format!("its output cannot be read: {error}")))?;
+        failpoint!("agent.attach.ready");
         let wished = *self.channels.wish.borrow();
         if wished != Wish::Run {
             return Err(before_start(wished));
         }
         let marker = durable::write(&self.dir.started(), network.as_bytes());
         marker.map_err(|error| Early::Refused(format!("the agent's disk: {error}")))?;
+        failpoint!("agent.marker.written");
         match self.context.engine.start(&self.name).await {
             Ok(()) => {}
             // No answer: it may run. Docker is asked again, or the job would run here and elsewhere.
             Err(error) if error.status().is_none() => return Err(Early::Again),
             Err(error) => return Err(start_failed(&error, &image)),
         }
+        failpoint!("agent.container.started");
         let started_at = self.context.clock.now();
         self.tell(Progress::Started { image_ready_at, started_at, image_id: image.id }).await;
         self.context.networks.want_spare();

@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::OwnedFd, path::PathBuf, process::Stdio, time::Duration};
 
-use pilotlight_runtime::Report;
+use pilotlight_runtime::{Report, failpoint};
 use pilotlight_wire::agent::Start;
 use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::{
@@ -70,6 +70,7 @@ impl Attacher {
             command.arg("--resume");
         }
         let mut child = command.spawn()?;
+        failpoint!("agent.attach.spawned");
         let lost = || io::Error::other("the attach process ended before it was ready");
         let stdout = child.stdout.take().ok_or_else(lost)?;
         let mut line = String::new();

@@ -17,6 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use pilotlight_runtime::failpoint;
 use pilotlight_wire::{
     AssignmentId, InstanceId, JobId, PoolName, Volume,
     agent::{
@@ -119,6 +120,7 @@ pub(super) async fn enrol(
         problems: request.health.problems,
     };
     app.control.apply(Event::Enrolled(Box::new(enrol))).await??;
+    failpoint!("scaler.enrol.unanswered");
     let cpu_jobs = app.control.read(move |world, _, _| world.cpu_jobs(instance)).await?;
     tracing::info!(%instance, "enrolled");
     Ok(Json(EnrolResponse {
@@ -179,6 +181,7 @@ pub(super) async fn sync(
     for order in found {
         directives.extend(directive(&app, instance, order).await?);
     }
+    failpoint!("scaler.start.unsent", directives.iter().any(|directive| matches!(directive, Directive::Start(_))));
     Ok(Json(response(&app, directives)))
 }
 
@@ -247,6 +250,7 @@ pub(super) async fn event(
     let (Path(assignment), Json(event)) = (id?, event?);
     let n = event.n;
     app.control.apply(Event::AssignmentEvent { instance, assignment, event }).await??;
+    failpoint!("scaler.started.unanswered");
     if let Ok(job) = job_of(&app, instance, assignment).await? {
         close_if_complete(&app, job).await?;
     }
@@ -270,6 +274,7 @@ pub(super) async fn log(
     let bytes: Result<Bytes, BytesRejection> = Bytes::from_request(request, &()).await;
     app.logs.create(job).await?;
     let appended = app.logs.append(job, offset, bytes?).await;
+    failpoint!("scaler.log.unanswered");
     // Whatever came of it: the call that brought the last byte may have been cut off before it closed the log, and
     // its repeat is only a conflict.
     close_if_complete(&app, job).await?;
@@ -302,6 +307,7 @@ async fn close_if_complete(app: &App, job: JobId) -> Result<(), ApiError> {
     let (size, _) = app.logs.size(job).await?;
     if size >= expected {
         app.logs.close(job, None).await?;
+        failpoint!("scaler.log-close.unrecorded");
         app.control.apply(Event::LogClosed(job)).await??;
     }
     Ok(())

@@ -14,6 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use jiff::SignedDuration;
+use pilotlight_runtime::failpoint;
 use pilotlight_wire::{
     InstanceId, JobId,
     api::{
@@ -66,6 +67,7 @@ pub(super) async fn submit(
         priority: job.priority,
     };
     let applied = app.control.submit(Event::Submitted(Box::new(submission)), id, job.spec).await??;
+    failpoint!("scaler.submit.unanswered");
     let (status, job) = match applied {
         Applied::Job(job) => {
             tracing::info!(job = %job.id, label = %job.label, "submitted");

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use pilotlight_runtime::{Report, durable};
+use pilotlight_runtime::{Report, durable, failpoint};
 use pilotlight_wire::{InstanceId, agent::Bootstrap};
 use tokio::{
     process::Child,
@@ -174,16 +174,21 @@ impl LocalProvider {
         if !folder.is_cleaned().map_err(failed("cannot look at"))? {
             let marked = folder.clone();
             off_thread(move || marked.mark_destroying()).await.map_err(failed("cannot mark as being destroyed"))?;
+            failpoint!("scaler.local-destroy.marked");
             self.stop(&folder, &mut held).await.map_err(failed("cannot stop the agent of"))?;
+            failpoint!("scaler.local-destroy.stopped");
             process::clean(&folder, self.0.limits.clean).await.map_err(failed("cannot clean up after"))?;
+            failpoint!("scaler.local-destroy.cleaned");
             let cleaned = folder.bootstrap();
             off_thread(move || durable::remove(&cleaned)).await.map_err(failed("cannot remove the bootstrap of"))?;
         }
+        failpoint!("scaler.local-destroy.without-bootstrap");
         // An agent that an earlier scaler started just before it was killed may have taken the lock only now. From
         // here on none can: there is no bootstrap.
         self.stop(&folder, &mut held).await.map_err(failed("cannot stop the agent of"))?;
         let gone = folder.clone();
         off_thread(move || gone.remove()).await.map_err(failed("cannot remove"))?;
+        failpoint!("scaler.local-destroy.removed");
         tracing::info!(%instance, "destroyed");
         Ok(())
     }
@@ -248,6 +253,7 @@ fn make(root: &Path, bootstrap: &Bootstrap, placement: &LocalPlacement, tags: &T
     fill(root, &unfinished, bootstrap, placement, tags)
         .and_then(|()| fs::rename(&unfinished, folder.path()))
         .map_err(|error| CreateError::Capacity(format!("{}: {}", unfinished.display(), Report(&error))))?;
+    failpoint!("scaler.local-create.renamed");
     durable::sync_parent(folder.path()).map_err(|error| CreateError::MayExist(error.to_string()))
 }
 
@@ -267,7 +273,9 @@ fn fill(
         _ => {}
     }
     fs::DirBuilder::new().mode(0o700).create(unfinished)?;
-    Folder::fill(unfinished, bootstrap, placement, tags)
+    Folder::fill(unfinished, bootstrap, placement, tags)?;
+    failpoint!("scaler.local-create.filled");
+    Ok(())
 }
 
 /// How each instance is that has a directory.

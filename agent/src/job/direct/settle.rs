@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use jiff::Timestamp;
-use pilotlight_runtime::{Report, units::Size};
+use pilotlight_runtime::{Report, failpoint, units::Size};
 use pilotlight_wire::{Usage, Verdict};
 use tokio::time::timeout;
 
@@ -92,8 +92,10 @@ impl Task {
             if let Err(error) = self.remove_container().await {
                 tracing::warn!(error = %Report(&error), "left to the reaper");
             }
+            failpoint!("agent.container.removed");
             self.cgroup.kill().await;
             self.cgroup.remove();
+            failpoint!("agent.cgroup.removed");
         };
         if timeout(CLEAN_UP, work).await.is_err() {
             tracing::warn!(container = self.name, "not cleaned up in time; left to the reaper");

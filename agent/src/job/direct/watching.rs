@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pilotlight_runtime::Report;
+use pilotlight_runtime::{Report, failpoint};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{Task, wished};
@@ -112,7 +112,9 @@ impl Task {
     /// Takes in the last output of a container that has ended. A reader that died before the end of the stream leaves a
     /// gap, even when nothing is left to attach to.
     pub(super) async fn exited(&self, exit: Exit, output: &mut Output, gap: bool, wish: Wish) -> Watched {
+        failpoint!("agent.container.exited");
         self.end_of_stream(output).await;
+        failpoint!("agent.output.ended");
         let cut = !self.attacher.saw_end();
         if cut {
             self.attacher.mark_gap();

@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pilotlight_runtime::durable;
+use pilotlight_runtime::{durable, failpoint};
 use pilotlight_wire::{InstanceId, agent::Bootstrap};
 
 use crate::{fleet::LocalPlacement, provider::Tags};
@@ -113,6 +113,7 @@ impl Folder {
     pub(super) fn fill(path: &Path, bootstrap: &Bootstrap, placement: &LocalPlacement, tags: &Tags) -> io::Result<()> {
         let folder = Self(path.to_owned());
         durable::write(&folder.bootstrap(), &serde_json::to_vec(bootstrap)?)?;
+        failpoint!("scaler.local-create.half-filled");
         durable::write(&folder.placement_file(), &serde_json::to_vec(placement)?)?;
         durable::write(&folder.tags_file(), &serde_json::to_vec(tags)?)
     }

@@ -12,7 +12,7 @@
 
 use std::{collections::HashSet, io, time::Duration};
 
-use pilotlight_runtime::Report;
+use pilotlight_runtime::{Report, failpoint};
 use pilotlight_wire::InstanceId;
 use tokio::{
     sync::Mutex,
@@ -130,6 +130,7 @@ async fn turn(folder: &Folder, slot: &Mutex<Slot>, instance: InstanceId) -> io::
         Holder::Unnamed => return Ok(Turn::Unclear),
         Holder::Nobody => match process::start(folder).and_then(|child| held.take_in(child)) {
             Ok(agent) => {
+                failpoint!("scaler.local-agent.spawned");
                 tracing::info!(%instance, "started the agent");
                 agent
             }

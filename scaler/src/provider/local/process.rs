@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use pilotlight_runtime::failpoint;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::{
     io::{AsyncReadExt, Interest, unix::AsyncFd},
@@ -180,7 +181,8 @@ pub(super) async fn clean(folder: &Folder, limit: Duration) -> io::Result<()> {
 }
 
 fn program(path: &Path) -> Command {
-    let environment = ENVIRONMENT.into_iter().filter_map(|name| Some((OsString::from(name), std::env::var_os(name)?)));
+    let names = ENVIRONMENT.iter().chain(failpoint::VARIABLES);
+    let environment = names.filter_map(|name| Some((OsString::from(name), std::env::var_os(name)?)));
     let mut command = Command::new(path);
     command.env_clear().envs(environment).current_dir("/").stdin(Stdio::null());
     command
