@@ -9,6 +9,7 @@ mod network;
 mod reap;
 
 use std::{
+    future::Future,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -25,6 +26,7 @@ use futures_util::StreamExt;
 use jiff::Timestamp;
 use pilotlight_runtime::Report;
 use pilotlight_wire::{AssignmentId, InstanceId};
+use tokio_util::task::TaskTracker;
 
 pub use self::{
     cgroup::Cgroup,
@@ -81,6 +83,8 @@ pub struct Engine {
     docker: Docker,
     socket: PathBuf,
     facts: Arc<Facts>,
+    /// Calls under way that make something.
+    making: TaskTracker,
 }
 
 /// What this Docker is.
@@ -156,7 +160,23 @@ impl Engine {
             cdi_dirs: info.cdi_spec_dirs.unwrap_or_default().into_iter().map(PathBuf::from).collect(),
             nvidia_runtime: info.runtimes.is_some_and(|runtimes| runtimes.contains_key("nvidia")),
         };
-        Ok(Self { docker, socket: socket.to_owned(), facts: Arc::new(facts) })
+        Ok(Self { docker, socket: socket.to_owned(), facts: Arc::new(facts), making: TaskTracker::new() })
+    }
+
+    /// Makes something. Docker goes on with a call whose caller hangs up, and then it makes something that nobody
+    /// knows of; so the call goes on, too, when nobody waits for it any more.
+    async fn make<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T, bollard::errors::Error>> + Send + 'static,
+    ) -> Result<T, bollard::errors::Error> {
+        let ended = self.making.spawn(call).await;
+        ended.unwrap_or_else(|error| Err(bollard::errors::Error::IOError { err: std::io::Error::other(error) }))
+    }
+
+    /// Returns when nothing is being made; what there is can then be seen, and no more comes.
+    pub async fn settle(&self) {
+        self.making.close();
+        self.making.wait().await;
     }
 
     /// What this Docker is.

@@ -98,7 +98,11 @@ impl Workshop {
     /// Removes everything of the instance that is left; its jobs are over.
     pub(crate) async fn close(self) -> Result<(), TeardownError> {
         match self.context {
-            Some(context) => container::reap(&context.engine, self.instance, &BTreeSet::new()).await.map(drop),
+            Some(context) => {
+                // A job's task or the making of the next network may have been left in the middle of a call.
+                context.engine.settle().await;
+                container::reap(&context.engine, self.instance, &BTreeSet::new()).await.map(drop)
+            }
             None => Ok(()),
         }
     }

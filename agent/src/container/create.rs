@@ -69,7 +69,8 @@ impl Engine {
     /// Docker's refusal; 409 when there is one of that name.
     pub async fn create(&self, order: &Order<'_>) -> Result<(), EngineError> {
         let options = CreateContainerOptions { name: Some(order.name.to_owned()), ..CreateContainerOptions::default() };
-        match self.docker.create_container(Some(options), body(order, self.facts())).await {
+        let (docker, body) = (self.docker.clone(), body(order, self.facts()));
+        match self.make(async move { docker.create_container(Some(options), body).await }).await {
             Ok(_) => Ok(()),
             Err(source) => Err(EngineError { doing: format!("make container {}", order.name), source }),
         }

@@ -94,7 +94,8 @@ impl Networks {
             labels: Some(HashMap::from([(INSTANCE_LABEL.to_owned(), self.instance.to_string())])),
             ..NetworkCreateRequest::default()
         };
-        match self.engine.docker.create_network(request).await {
+        let docker = self.engine.docker.clone();
+        match self.engine.make(async move { docker.create_network(request).await }).await {
             Ok(_) => {
                 failpoint!("agent.network.made");
                 Ok(name)

@@ -1,10 +1,11 @@
 //! Removing what dead agents left: all of it, and nobody else's.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use pilotlight_agent::{container::reap, job::Wish};
 use pilotlight_wire::Verdict;
 use rustix::process::{Signal, kill_process, test_kill_process};
+use tokio::time::timeout;
 
 use crate::rig::{Rig, finished, until};
 
@@ -43,4 +44,17 @@ async fn teardown_ends_jobs_and_attach_processes_even_stopped_ones() {
     job.lose().await;
     rig.clear().await;
     until("the attach process is gone", async || test_kill_process(attach).is_err()).await;
+}
+
+#[tokio::test]
+async fn what_is_being_made_when_an_agent_leaves_is_there_for_its_last_cleaning() {
+    let rig = Rig::new().await;
+    until("the spare network", async || rig.networks().await == 1).await;
+    let (engine, networks) = (&rig.context.engine, &rig.context.networks);
+    networks.take().await.unwrap();
+    // Whoever wants the next one goes away in the middle of the call; Docker goes on with it.
+    assert!(timeout(Duration::ZERO, networks.take()).await.is_err());
+    engine.settle().await;
+    assert_eq!(rig.networks().await, 2);
+    rig.clear().await;
 }
