@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use pilotlight_agent::{container::reap, job::Wish};
+use pilotlight_agent::{
+    container::{Networks, reap},
+    job::Wish,
+};
 use pilotlight_wire::Verdict;
 use rustix::process::{Signal, kill_process, test_kill_process};
 use tokio::time::timeout;
@@ -56,5 +59,26 @@ async fn what_is_being_made_when_an_agent_leaves_is_there_for_its_last_cleaning(
     assert!(timeout(Duration::ZERO, networks.take()).await.is_err());
     engine.settle().await;
     assert_eq!(rig.networks().await, 2);
+    rig.clear().await;
+}
+
+#[tokio::test]
+async fn a_network_that_appears_after_its_agent_was_killed_goes_and_one_in_use_stays() {
+    let rig = Rig::new().await;
+    let job = rig.begin(&rig.script("echo on; sleep 500"));
+    job.printed("on\n").await;
+    until("the next spare network", async || rig.networks().await == 2).await;
+    let unused = rig.context.networks.take().await.unwrap();
+    // The next agent knows neither of the two; it makes one of its own.
+    let next = Networks::new(rig.context.engine.clone(), rig.context.instance);
+    let keeper = tokio::spawn(async move { next.keep().await });
+    until("the job's network and the next agent's own", async || {
+        let names = rig.network_names().await;
+        names.len() == 2 && !names.contains(&unused)
+    })
+    .await;
+    keeper.abort();
+    job.wish(Wish::Cancel);
+    assert_eq!(finished(job.end().await).verdict, Verdict::Cancelled);
     rig.clear().await;
 }

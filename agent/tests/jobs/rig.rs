@@ -150,8 +150,14 @@ impl Rig {
 
     /// How many networks this instance has.
     pub(crate) async fn networks(&self) -> usize {
+        self.network_names().await.len()
+    }
+
+    /// The names of this instance's networks.
+    pub(crate) async fn network_names(&self) -> BTreeSet<String> {
         let options = ListNetworksOptions { filters: self.ours() };
-        self.docker.list_networks(Some(options)).await.unwrap().len()
+        let found = self.docker.list_networks(Some(options)).await.unwrap();
+        found.into_iter().filter_map(|one| one.name).collect()
     }
 
     fn ours(&self) -> Option<HashMap<String, Vec<String>>> {
