@@ -20,6 +20,7 @@ test: rust $(TOOLS)/.ready ## Everything CI runs; installs what it needs, starts
 lint: rust $(TOOLS)/.ready ## Format, clippy, dependencies, scripts
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features failpoints -- -D warnings
 	$(TOOLS)/bin/cargo-deny --log-level error check bans licenses sources
 	$(TOOLS)/bin/shellcheck --external-sources $(SCRIPTS)
 

@@ -26,8 +26,11 @@ export PATH="$CARGO_TARGET_DIR/tools/bin:$PATH"
 step make --no-print-directory lint
 step packaging/scripts/tools.sh ensure
 step packaging/scripts/docker.sh ensure --pidfile "$work/dockerd.pid"
+# The same for all three, so that everything is built once. With failpoints, the programs can be killed at every step of
+# a job's life (runtime/src/failpoint.rs).
+cargo=(--locked --workspace --features failpoints)
 # The scenarios start the programs themselves.
-step cargo build --locked --workspace --bins
-step cargo test --locked --workspace --doc --quiet
+step cargo build "${cargo[@]}" --bins
+step cargo test "${cargo[@]}" --doc --quiet
 # Last, so that its summary is the end of the output.
-step cargo nextest run --locked --workspace --profile "$profile"
+step cargo nextest run "${cargo[@]}" --profile "$profile"

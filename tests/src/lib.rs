@@ -3,3 +3,4 @@
 pub mod net;
 pub mod plans;
 pub mod site;
+pub mod store;

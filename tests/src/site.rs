@@ -1,6 +1,7 @@
 //! One scaler of a test's own: the real programs, real Docker, its own state directory and port.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -11,8 +12,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use pilotlight_runtime::failpoint;
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::store;
 
 /// How long anything may take before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,7 +42,7 @@ pub struct Site {
     dir: TempDir,
     host: &'static str,
     port: u16,
-    scaler_env: Vec<(&'static str, String)>,
+    scaler_env: Vec<(&'static str, OsString)>,
     scaler: Option<Child>,
     seen: Vec<String>,
 }
@@ -80,9 +84,19 @@ impl Site {
         self.host = host;
     }
 
-    /// A variable of the environment for every scaler started from now on.
-    pub fn scaler_env(&mut self, name: &'static str, value: impl Into<String>) {
+    /// A variable of the environment for every scaler started from now on, and for its agents.
+    pub fn scaler_env(&mut self, name: &'static str, value: impl Into<OsString>) {
         self.scaler_env.push((name, value.into()));
+    }
+
+    /// Lets the first process that comes by a failpoint die there, from the scaler's next start on. The path that is
+    /// returned exists once that has happened.
+    pub fn arm(&mut self, failpoint: &str) -> PathBuf {
+        let file = self.path(failpoint);
+        if let Some(variable) = failpoint::VARIABLES.first() {
+            self.scaler_env(variable, &file);
+        }
+        file
     }
 
     /// The port that the scaler listens on.
@@ -119,7 +133,25 @@ impl Site {
     pub fn start(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.path("scaler.log"))?;
         self.scaler = Some(self.run_command().stdout(log.try_clone()?).stderr(log).spawn()?);
-        wait("the scaler is ready", || Ok(self.get("/readyz", None).is_ok_and(|(status, _)| status == 200)))
+        wait("the scaler is ready", || {
+            ensure!(!self.scaler_died()?, "the scaler ended while it started");
+            Ok(self.get("/readyz", None).is_ok_and(|(status, _)| status == 200))
+        })
+    }
+
+    /// Starts the scaler again if it has died, as its supervisor would.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub fn revive(&mut self) -> Result<()> {
+        if self.scaler_died()? { self.start() } else { Ok(()) }
+    }
+
+    fn scaler_died(&mut self) -> Result<bool> {
+        Ok(match &mut self.scaler {
+            Some(scaler) => scaler.try_wait()?.is_some(),
+            None => false,
+        })
     }
 
     /// Kills the scaler with -9.
@@ -277,6 +309,23 @@ impl Site {
         Ok(found)
     }
 
+    /// Whether the machines have nothing of a job: no assignment, no container, no network but the one kept ready.
+    ///
+    /// # Errors
+    /// When Docker does not answer.
+    pub fn is_at_rest(&self) -> Result<bool> {
+        for dir in self.instance_dirs() {
+            let id = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if !entries(&dir.join("assignments")).is_empty()
+                || !docker_list(&["ps", "-aq"], &id)?.is_empty()
+                || docker_list(&["network", "ls", "-q"], &id)?.len() > 1
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn note_instances(&mut self) -> Result<()> {
         for instance in self.json(&["instances", "--all"])?.as_array().into_iter().flatten() {
             let id = instance["id"].as_str().unwrap_or_default().to_owned();
@@ -292,6 +341,10 @@ impl Site {
     /// # Errors
     /// When something is left.
     pub fn finish(mut self) -> Result<()> {
+        self.leave_nothing().with_context(|| self.logs())
+    }
+
+    fn leave_nothing(&mut self) -> Result<()> {
         if self.scaler.is_none() {
             self.start()?;
         }
@@ -302,6 +355,7 @@ impl Site {
         ensure!(status["instances"] == 0, "{status}");
         ensure!(self.instance_dirs().is_empty(), "directories are left: {:?}", self.instance_dirs());
         self.stop_scaler()?;
+        store::check(&self.state().join("pilotlight.db"))?;
         for id in &self.seen {
             for what in [&["ps", "-aq"][..], &["network", "ls", "-q"], &["volume", "ls", "-q"]] {
                 let left = docker_list(what, id)?;
@@ -369,6 +423,14 @@ impl Drop for Site {
 }
 
 impl Submit {
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// Waits for its end.
     ///
     /// # Errors
@@ -491,6 +553,9 @@ fn build() {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "--bins", "-p", "pilotlight-scaler", "-p", "pilotlight-agent"]);
         cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(release.then_some("--release"));
+        if cfg!(feature = "failpoints") {
+            cargo.args(["--features", "failpoints"]);
+        }
         if let Some(target) = bin_dir().parent() {
             cargo.env("CARGO_TARGET_DIR", target);
         }
