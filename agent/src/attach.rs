@@ -18,20 +18,31 @@ use clap::Args;
 use pilotlight_runtime::{clock::boottime, failpoint};
 use pilotlight_wire::AssignmentId;
 
-use self::{docker::Api, spool::Spool};
+use self::{
+    docker::{Api, State},
+    spool::Spool,
+};
 use crate::job::AssignmentDir;
 
 /// What the agent reads once Docker has attached.
 pub const READY: &str = "ready";
 
-/// What stands behind the pid in the lock once the stream has ended.
+/// What stands behind the pid in the lock once the stream has ended with its container.
 pub(crate) const END: &str = "end\n";
+
+/// What stands there when the stream ended and Docker was not there to say why: the container may go on.
+pub(crate) const CUT: &str = "cut\n";
 
 /// The line that marks where output may be missing.
 pub const GAP: &str = "output may be missing here: the process that read it was gone for a while";
 
 /// How often a silent stream is left to look at the container and the clock.
 const GLANCE: Duration = Duration::from_secs(2);
+
+/// How long a container whose stream has ended may be shown as running. Its init holds the stream open to the last, so
+/// one that really runs has lost its reader.
+const STILL_RUNNING: Duration = Duration::from_secs(5);
+const STILL_RUNNING_PAUSE: Duration = Duration::from_millis(20);
 
 /// How often and how long apart the lock is tried.
 const LOCK_TRIES: u32 = 20;
@@ -121,9 +132,11 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     let mut frames = Frames::default();
     let mut killed = false;
     let mut glanced = boottime();
-    loop {
+    let end = loop {
         match stream.read(frames.space()) {
-            Ok(0) => break,
+            // Measured: a dockerd that is stopped or killed closes the stream like a container that ends.
+            Ok(0) if is_over(&api, &args.container) => break END,
+            Ok(0) => break CUT,
             Ok(read) => frames.take_in(read, |bytes| spool.append(bytes)),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -139,15 +152,29 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
             killed = api.kill(&args.container).is_ok();
         }
         // Measured: an attach to a container that was removed before its start hangs for ever.
-        if api.is_removed(&args.container) {
-            break;
+        if api.state(&args.container).is_ok_and(|state| state == State::Removed) {
+            break END;
         }
-    }
+    };
     spool.finish();
     // Tells an end from a death; where it cannot be written, the agent takes the one for the other and says so.
-    let _full_disk = lock.write_all(END.as_bytes());
+    let _full_disk = lock.write_all(end.as_bytes());
     failpoint!("attach.end.marked");
     Ok(())
+}
+
+/// Whether a stream ended because its container did. A Docker that does not answer is the one that was cut off.
+fn is_over(api: &Api, container: &str) -> bool {
+    let since = boottime();
+    loop {
+        match api.state(container) {
+            Ok(State::Running) if boottime().saturating_sub(since) < STILL_RUNNING => {
+                std::thread::sleep(STILL_RUNNING_PAUSE);
+            }
+            Ok(State::Running) | Err(_) => return false,
+            Ok(State::Over | State::Removed) => return true,
+        }
+    }
 }
 
 /// Marks that output may be missing at the end of a spool whose attach process is dead.

@@ -20,7 +20,9 @@ use bollard::{
     models::{
         ContainerInspectResponse, ContainerStateStatusEnum, SystemInfoCgroupDriverEnum, SystemInfoCgroupVersionEnum,
     },
-    query_parameters::{InspectContainerOptions, KillContainerOptions, RemoveContainerOptions, WaitContainerOptions},
+    query_parameters::{
+        EventsOptions, InspectContainerOptions, KillContainerOptions, RemoveContainerOptions, WaitContainerOptions,
+    },
 };
 use futures_util::StreamExt;
 use jiff::Timestamp;
@@ -48,6 +50,12 @@ pub const ASSIGNMENT_LABEL: &str = "pilotlight.assignment";
 
 /// How long a plain call to Docker may take. Waits and pulls have bounds of their own.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Seconds around a container's start in which its event lies.
+const EVENT_SLACK: i64 = 5;
+
+/// How long Docker may take to remember.
+const EVENT_TIME: Duration = Duration::from_secs(15);
 
 /// Docker does not do what it should.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +108,8 @@ pub struct Facts {
     pub cdi_dirs: Vec<PathBuf>,
     /// Whether the `nvidia` runtime is there.
     pub nvidia_runtime: bool,
+    /// Whether containers go on while dockerd is away.
+    pub live_restore: bool,
 }
 
 /// A container as inspect shows it.
@@ -159,6 +169,7 @@ impl Engine {
             systemd_cgroups: info.cgroup_driver == Some(SystemInfoCgroupDriverEnum::SYSTEMD),
             cdi_dirs: info.cdi_spec_dirs.unwrap_or_default().into_iter().map(PathBuf::from).collect(),
             nvidia_runtime: info.runtimes.is_some_and(|runtimes| runtimes.contains_key("nvidia")),
+            live_restore: info.live_restore_enabled.unwrap_or(false),
         };
         Ok(Self { docker, socket: socket.to_owned(), facts: Arc::new(facts), making: TaskTracker::new() })
     }
@@ -228,12 +239,42 @@ impl Engine {
         started.map_err(|source| EngineError { doing: format!("start container {name}"), source })
     }
 
-    /// Returns when a container is not running any more, or Docker has lost sight of it. What it returns means nothing:
-    /// measured, a wait on a container that never started answers 0 at once. Inspect says what happened.
-    pub async fn wait(&self, name: &str) {
+    /// Returns when a container is not running any more, with its exit code, or with nothing when Docker has lost sight
+    /// of it. Of a container that was not seen running the code means nothing: measured, a wait on one that never
+    /// started answers 0 at once.
+    pub async fn wait(&self, name: &str) -> Option<i32> {
         let options = WaitContainerOptions { condition: "not-running".to_owned() };
-        // The end of the stream is all that counts.
-        let _code_or_error = self.docker.wait_container(name, Some(options)).next().await;
+        let code = match self.docker.wait_container(name, Some(options)).next().await? {
+            Ok(answer) => answer.status_code,
+            Err(bollard::errors::Error::DockerContainerWaitError { code, error }) if error.is_empty() => code,
+            Err(_) => return None,
+        };
+        i32::try_from(code).ok()
+    }
+
+    /// Whether containers have gone on while dockerd was away: only if it was set before and still is.
+    ///
+    /// # Errors
+    /// When Docker does not answer.
+    pub async fn restores_live(&self) -> Result<bool, EngineError> {
+        let info = self.docker.info().await;
+        let info = info.map_err(|source| EngineError { doing: "ask Docker how it is set".to_owned(), source })?;
+        Ok(self.facts.live_restore && info.live_restore_enabled.unwrap_or(false))
+    }
+
+    /// Whether this dockerd is the one that started a container: its events are in its memory only, the last 256 of
+    /// them. One that was restarted does not know, and neither does one that has seen much since.
+    pub async fn remembers_start(&self, name: &str, started_at: Timestamp) -> bool {
+        let filters =
+            [("container", name), ("event", "start")].map(|(key, value)| (key.to_owned(), vec![value.to_owned()]));
+        let options = EventsOptions {
+            since: Some((started_at.as_second() - EVENT_SLACK).to_string()),
+            // A moment that has passed, or Docker would wait for it.
+            until: Some((started_at.as_second() + EVENT_SLACK).to_string()),
+            filters: Some(filters.into_iter().collect()),
+        };
+        let mut events = Box::pin(self.docker.events(Some(options)));
+        matches!(tokio::time::timeout(EVENT_TIME, events.next()).await, Ok(Some(Ok(_))))
     }
 
     /// Sends a signal to a container's first process; one that is not running is fine.

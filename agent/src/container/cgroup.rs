@@ -70,8 +70,8 @@ impl Cgroup {
         }
     }
 
-    /// Kills everything in it, double-forked or not, and waits until it is empty.
-    pub async fn kill(&self) {
+    /// Kills everything in it, double-forked or not, and waits until it is empty. Says whether it was there and is.
+    pub async fn kill(&self) -> bool {
         let deadline = tokio::time::Instant::now() + KILL_TIME;
         loop {
             if self.v2 {
@@ -86,7 +86,7 @@ impl Cgroup {
                 let _gone = kill_process(*pid, Signal::KILL);
             }
             if pids.is_empty() || tokio::time::Instant::now() >= deadline {
-                return;
+                return pids.is_empty() && !self.dirs().is_empty();
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

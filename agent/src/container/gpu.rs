@@ -59,7 +59,14 @@ mod tests {
     use super::*;
 
     fn facts(cdi_dirs: Vec<PathBuf>, nvidia_runtime: bool) -> Facts {
-        Facts { version: String::new(), cgroup_v2: false, systemd_cgroups: false, cdi_dirs, nvidia_runtime }
+        Facts {
+            version: String::new(),
+            cgroup_v2: false,
+            systemd_cgroups: false,
+            cdi_dirs,
+            nvidia_runtime,
+            live_restore: false,
+        }
     }
 
     #[test]

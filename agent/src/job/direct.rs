@@ -13,9 +13,10 @@
 //! holds the name of the network, which a container that somebody removed cannot tell any more.
 
 mod settle;
+mod sight;
 mod watching;
 
-use std::{fs, io, path::PathBuf};
+use std::{fs, io, path::PathBuf, time::Duration};
 
 use jiff::Timestamp;
 use pilotlight_runtime::{
@@ -24,14 +25,25 @@ use pilotlight_runtime::{
     durable, failpoint,
 };
 use pilotlight_wire::{InstanceId, Usage, Verdict, agent::Start};
-use tokio::sync::watch;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 
-use self::watching::Watched;
+use self::{sight::Sight, watching::Watched};
 use super::{AssignmentDir, Channels, End, Progress, Wish, output::Attacher};
 use crate::container::{Cgroup, Engine, EngineError, Found, Image, ImageError, Networks, Order, Share};
 
 /// The third killer comes ten minutes after the deadline (link 5).
 const OVERTIME_SECONDS: u64 = 600;
+
+/// How long Docker may be out of reach before a job that was not started is refused, and before one that was counts as
+/// lost.
+const DOCKER_AWAY: Duration = Duration::from_secs(60);
+const DOCKER_GONE: Duration = Duration::from_secs(600);
+
+/// Between two looks while Docker is out of reach.
+const DOCKER_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest single string that the kernel hands to a program, bytes.
 const MAX_STRING: usize = 128 * 1024 - 1;
@@ -121,7 +133,14 @@ impl Task {
 
     async fn run(&mut self) -> End {
         loop {
-            let found = match self.look().await {
+            let mut wishes = self.channels.wish.clone();
+            let looked = tokio::select! {
+                looked = self.look() => looked,
+                wish = wished(&mut wishes, Wish::Run), if !self.dir.started().exists() => {
+                    return self.early(before_start(wish));
+                }
+            };
+            let found = match looked {
                 Ok(found) => found,
                 // A job that has been started must not be run a second time elsewhere.
                 Err(error) if self.dir.started().exists() => {
@@ -133,7 +152,7 @@ impl Task {
             let watched = match found {
                 Found::Exited(exit) => {
                     let mut output = self.attacher.find();
-                    self.exited(exit, &mut output, false, Wish::Run).await
+                    self.exited(exit, &mut output, Sight::Whole, false, Wish::Run).await
                 }
                 Found::Running { started_at } => self.adopt(started_at).await,
                 Found::Created => {
@@ -161,15 +180,16 @@ impl Task {
         }
     }
 
-    /// Inspects, and gives a Docker that is being restarted time to come back.
+    /// Inspects, and gives a Docker that is being restarted time to come back. A job that has been started is worth
+    /// waiting for; another machine may take one that has not.
     async fn look(&self) -> Result<Found, EngineError> {
-        let mut tries = 30;
+        let patience = if self.dir.started().exists() { DOCKER_GONE } else { DOCKER_AWAY };
+        let since = Instant::now();
         loop {
             match self.context.engine.inspect(&self.name).await {
-                Err(error) if tries > 0 && error.status().is_none() => {
-                    tries -= 1;
+                Err(error) if since.elapsed() < patience => {
                     tracing::warn!(error = %Report(&error), "Docker does not answer");
-                    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+                    sleep(DOCKER_PAUSE).await;
                 }
                 result => return result,
             }

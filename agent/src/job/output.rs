@@ -13,7 +13,7 @@ use tokio::{
 
 use super::AssignmentDir;
 use crate::{
-    attach::{END, READY, mark_gap},
+    attach::{CUT, END, READY, mark_gap},
     container::{Engine, attach_pid, end_attach},
 };
 
@@ -30,6 +30,17 @@ pub(super) struct Attacher {
     pub(super) container: String,
     /// Seconds since boot at which the attach process kills the container, whoever else is gone.
     pub(super) kill_at: u64,
+}
+
+/// How an attach process has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// At the end of the stream, and Docker said that the container was over.
+    AtTheEnd,
+    /// At the end of the stream; Docker was gone, too.
+    WithoutDocker,
+    /// Without a word.
+    Dead,
 }
 
 /// The process that reads a container's output.
@@ -99,9 +110,13 @@ impl Attacher {
         }
     }
 
-    /// Whether the attach process, now gone, had read to the end of the stream.
-    pub(super) fn saw_end(&self) -> bool {
-        std::fs::read_to_string(self.dir.attach_lock()).is_ok_and(|text| text.ends_with(END))
+    /// How the attach process, now gone, has left.
+    pub(super) fn left(&self) -> Left {
+        match std::fs::read_to_string(self.dir.attach_lock()) {
+            Ok(text) if text.ends_with(END) => Left::AtTheEnd,
+            Ok(text) if text.ends_with(CUT) => Left::WithoutDocker,
+            _ => Left::Dead,
+        }
     }
 
     /// Writes into the spool that output may be missing; nobody else writes to it any more.

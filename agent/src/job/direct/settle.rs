@@ -24,13 +24,13 @@ impl Task {
         let mut usage = Usage::default();
         self.cgroup.measure(&mut usage);
         match watched {
-            Watched::Exited { exit, gap, wish } => {
+            Watched::Exited { exit, code, gap, wish } => {
                 usage.wall_seconds = seconds(exit.started_at, exit.finished_at);
                 usage.out_of_memory = exit.out_of_memory;
-                let (verdict, reason) = self.verdict(&exit, wish);
+                let (verdict, reason) = self.verdict(&exit, &code, wish);
                 End::Finished {
                     verdict,
-                    exit_code: exit.code,
+                    exit_code: code.ok().flatten(),
                     reason,
                     log_gap: gap,
                     usage: Some(usage),
@@ -56,7 +56,7 @@ impl Task {
         }
     }
 
-    fn verdict(&self, exit: &Exit, wish: Wish) -> (Verdict, Option<String>) {
+    fn verdict(&self, exit: &Exit, code: &Result<Option<i32>, String>, wish: Wish) -> (Verdict, Option<String>) {
         match wish {
             Wish::Cancel => (Verdict::Cancelled, Some("cancelled while it ran".to_owned())),
             Wish::Timeout => (Verdict::Timeout, Some("its deadline passed".to_owned())),
@@ -65,10 +65,12 @@ impl Task {
                 let limit = Size(self.context.share.memory(self.start.gpus.len()));
                 (Verdict::Failure, Some(format!("out of memory: the job's limit is {limit}")))
             }
-            Wish::Run => match exit.code {
-                Some(0) => (Verdict::Success, None),
-                Some(_) => (Verdict::Failure, None),
-                None => (Verdict::Infrastructure, Some("Docker does not know its exit code".to_owned())),
+            Wish::Run => match code {
+                Ok(Some(0)) => (Verdict::Success, None),
+                Ok(Some(_)) => (Verdict::Failure, None),
+                Ok(None) => (Verdict::Infrastructure, Some("Docker does not know its exit code".to_owned())),
+                // Not the job's fault, and no success either: it did not end by itself.
+                Err(reason) => (Verdict::Infrastructure, Some(reason.clone())),
             },
         }
     }

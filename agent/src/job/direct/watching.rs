@@ -5,26 +5,29 @@ use std::time::Duration;
 use pilotlight_runtime::{Report, failpoint};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::{Task, wished};
+use super::{
+    DOCKER_GONE, DOCKER_PAUSE, Task,
+    sight::{Sight, own_code},
+    wished,
+};
 use crate::{
     container::{Exit, Found},
-    job::{Wish, output::Output},
+    job::{
+        Wish,
+        output::{Left, Output},
+    },
 };
 
 /// How long the attach process may take to the end of the stream after the container's exit.
 const STREAM_END: Duration = Duration::from_secs(10);
-
-/// How long Docker may be out of reach before the job counts as lost.
-const DOCKER_GONE: Duration = Duration::from_secs(600);
-
-/// Between two looks while Docker is out of reach.
-const DOCKER_PAUSE: Duration = Duration::from_millis(500);
 
 /// How a container that ran was left.
 pub(super) enum Watched {
     /// It has ended.
     Exited {
         exit: Exit,
+        /// The job's own code, or why nobody knows it.
+        code: Result<Option<i32>, String>,
         /// Whether output may be missing.
         gap: bool,
         /// Whether it was to end.
@@ -40,23 +43,31 @@ impl Task {
         let mut wish = Wish::Run;
         let mut kill_at: Option<Instant> = None;
         let mut docker_gone: Option<Instant> = None;
-        let mut waited = false;
+        let mut away = None;
+        // What came of the wait that ended last: a code, or nothing when it was cut off.
+        let mut waited: Option<Option<i32>> = None;
         loop {
             match self.context.engine.inspect(&self.name).await {
                 Ok(Found::Running { .. }) => {
-                    docker_gone = None;
+                    (docker_gone, away) = (None, None);
                     // A wait that returns at once although the container runs must not become a busy loop.
-                    if std::mem::take(&mut waited) {
+                    if waited.take().is_some() {
                         sleep(DOCKER_PAUSE).await;
                     }
                 }
-                Ok(Found::Exited(exit)) => return self.exited(exit, &mut output, gap, wish).await,
+                Ok(Found::Exited(exit)) => {
+                    let broken = away.is_some() || waited == Some(None);
+                    let waited = waited.flatten();
+                    let sight = if broken { Sight::Broken { waited, away } } else { Sight::Whole };
+                    return self.exited(exit, &mut output, sight, gap, wish).await;
+                }
                 Ok(Found::Absent | Found::Created) => {
                     let reason = "its container was removed while it ran".to_owned();
                     return Watched::Lost { reason, gap, wish };
                 }
                 Err(error) => {
                     let since = *docker_gone.get_or_insert_with(Instant::now);
+                    away = Some(self.context.clock.now());
                     tracing::warn!(error = %Report(&error), "Docker does not answer; the job may go on");
                     if since.elapsed() >= DOCKER_GONE {
                         let reason = format!("Docker did not answer for {} s", DOCKER_GONE.as_secs());
@@ -65,18 +76,27 @@ impl Task {
                     sleep(DOCKER_PAUSE).await;
                 }
             }
-            if output.is_over() && docker_gone.is_none() && !self.attacher.saw_end() {
+            if output.is_over() && docker_gone.is_none() && self.attacher.left() != Left::AtTheEnd {
                 gap |= self.attach_again(&mut output).await;
             }
             tokio::select! {
-                () = self.context.engine.wait(&self.name) => waited = true,
+                // The last code counts until the container is seen running: a later wait may find no Docker.
+                code = self.context.engine.wait(&self.name) => waited = Some(code.or(waited.flatten())),
                 () = output.ended(), if !output.is_over() => {}
                 wished = wished(&mut self.channels.wish, wish) => {
                     wish = wished;
                     kill_at = Some(self.begin_end(wish).await);
                 }
                 () = until(kill_at) => {
-                    self.cgroup.kill().await;
+                    // Nothing of it runs: whoever waits for that end need not wait for Docker.
+                    if self.cgroup.kill().await && docker_gone.is_some() {
+                        self.end_of_stream(&mut output).await;
+                        if self.attacher.left() != Left::AtTheEnd {
+                            self.attacher.mark_gap();
+                            gap = true;
+                        }
+                        return Watched::Lost { reason: "killed while Docker did not answer".to_owned(), gap, wish };
+                    }
                     // A container whose processes are gone and that Docker still shows gets another try.
                     kill_at = Some(Instant::now() + STREAM_END);
                 }
@@ -109,17 +129,43 @@ impl Task {
         true
     }
 
-    /// Takes in the last output of a container that has ended. A reader that died before the end of the stream leaves a
-    /// gap, even when nothing is left to attach to.
-    pub(super) async fn exited(&self, exit: Exit, output: &mut Output, gap: bool, wish: Wish) -> Watched {
+    /// Takes in the last output of a container that has ended, and its code. A reader that died before the end of the
+    /// stream leaves a gap, even when nothing is left to attach to.
+    pub(super) async fn exited(
+        &self,
+        exit: Exit,
+        output: &mut Output,
+        mut sight: Sight,
+        gap: bool,
+        wish: Wish,
+    ) -> Watched {
         failpoint!("agent.container.exited");
         self.end_of_stream(output).await;
         failpoint!("agent.output.ended");
-        let cut = !self.attacher.saw_end();
+        let engine = &self.context.engine;
+        let left = self.attacher.left();
+        if left == Left::WithoutDocker && sight == Sight::Whole {
+            // An earlier agent may not have been there to see it; the attach process was.
+            sight = Sight::Broken { waited: None, away: None };
+        }
+        // One that only did not answer for a while has seen the end as well as any.
+        let same = sight != Sight::Whole && engine.remembers_start(&self.name, exit.started_at).await;
+        let cut = match left {
+            Left::AtTheEnd => false,
+            Left::WithoutDocker => !same,
+            Left::Dead => true,
+        };
         if cut {
             self.attacher.mark_gap();
         }
-        Watched::Exited { exit, gap: gap || cut, wish }
+        let code = match sight {
+            Sight::Broken { .. } if !same => {
+                let live_restore = engine.restores_live().await.unwrap_or(false);
+                own_code(&exit, sight, live_restore)
+            }
+            _ => Ok(exit.code),
+        };
+        Watched::Exited { exit, code, gap: gap || cut, wish }
     }
 
     /// Waits for the last of the output. A stream that somebody else holds open is left after a while.
