@@ -16,7 +16,7 @@ use pilotlight_runtime::failpoint;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::store;
+use crate::{dockerd::Dockerd, store};
 
 /// How long anything may take before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,6 +45,8 @@ pub struct Site {
     scaler_env: Vec<(&'static str, OsString)>,
     scaler: Option<Child>,
     seen: Vec<String>,
+    /// Its own Docker; the machine's without one.
+    docker: Option<Dockerd>,
 }
 
 /// A `submit` that runs.
@@ -76,7 +78,7 @@ impl Site {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let lease = if config.lines().any(|line| line.starts_with("lease =")) { "" } else { "lease = \"1m\"\n" };
         fs::write(dir.path().join("config.toml"), format!("listen = \"127.0.0.1:{port}\"\n{lease}{config}"))?;
-        Ok(Self { dir, host: "127.0.0.1", port, scaler_env: Vec::new(), scaler: None, seen: Vec::new() })
+        Ok(Self { dir, host: "127.0.0.1", port, scaler_env: Vec::new(), scaler: None, seen: Vec::new(), docker: None })
     }
 
     /// Lets clients reach the scaler by another address of this box than agents do.
@@ -105,6 +107,44 @@ impl Site {
         self.port
     }
 
+    /// As [`Site::new`], with a Docker of its own.
+    ///
+    /// # Errors
+    /// When the programs cannot be built or started.
+    pub fn with_docker(config: &str, docker: Dockerd) -> Result<Self> {
+        let mut site = Self::prepare(config)?;
+        site.docker = Some(docker);
+        site.start()?;
+        Ok(site)
+    }
+
+    /// Its own Docker, to be broken.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn dockerd(&mut self) -> Result<&mut Dockerd> {
+        self.docker.as_mut().context("a Docker of its own")
+    }
+
+    /// A program with the site's Docker in its environment.
+    fn with_host(&self, mut command: Command) -> Command {
+        if let Some(docker) = &self.docker {
+            command.env("DOCKER_HOST", docker.host()).env_remove("PILOTLIGHT_DOCKER_SOCKET");
+        }
+        command
+    }
+
+    /// Runs Docker's client against the site's Docker.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn docker(&self, args: &[&str]) -> Result<String> {
+        match &self.docker {
+            Some(docker) => docker.call(args),
+            None => docker(args),
+        }
+    }
+
     /// A path in the site's directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
@@ -123,7 +163,7 @@ impl Site {
         let mut command = program("pilotlight");
         command.arg("run").arg("--config").arg(self.path("config.toml")).arg("--state-dir").arg(self.state());
         command.envs(self.scaler_env.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
-        command
+        self.with_host(command)
     }
 
     /// Starts the scaler and waits until it is ready.
@@ -304,7 +344,7 @@ impl Site {
         let mut found = Vec::new();
         for dir in self.instance_dirs() {
             let id = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            found.extend(docker_list(&["ps", "-aq"], &id)?);
+            found.extend(self.list(&["ps", "-aq"], &id)?);
         }
         Ok(found)
     }
@@ -317,13 +357,31 @@ impl Site {
         for dir in self.instance_dirs() {
             let id = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if !entries(&dir.join("assignments")).is_empty()
-                || !docker_list(&["ps", "-aq"], &id)?.is_empty()
-                || docker_list(&["network", "ls", "-q"], &id)?.len() > 1
+                || !self.list(&["ps", "-aq"], &id)?.is_empty()
+                || self.list(&["network", "ls", "-q"], &id)?.len() > 1
             {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// Whether a process of a container lives, whatever Docker knows of it.
+    #[must_use]
+    pub fn runs_container(&self, id: &str) -> bool {
+        let groups = entries(Path::new("/sys/fs/cgroup")).into_iter().chain(["/sys/fs/cgroup".into()]);
+        let instances: Vec<_> = groups.flat_map(|root| entries(&root.join("pilotlight"))).collect();
+        let assignments = instances.iter().flat_map(|instance| entries(instance));
+        assignments.flat_map(|assignment| entries(&assignment)).any(|group| {
+            group.file_name().is_some_and(|name| name.to_string_lossy().starts_with(id))
+                && fs::read_to_string(group.join("cgroup.procs")).is_ok_and(|pids| !pids.is_empty())
+        })
+    }
+
+    fn list(&self, args: &[&str], instance: &str) -> Result<Vec<String>> {
+        let filter = format!("label=pilotlight.instance={instance}");
+        let list = self.docker(&[args, &["--filter", &filter]].concat())?;
+        Ok(list.lines().map(str::to_owned).collect())
     }
 
     fn note_instances(&mut self) -> Result<()> {
@@ -358,7 +416,7 @@ impl Site {
         store::check(&self.state().join("pilotlight.db"))?;
         for id in &self.seen {
             for what in [&["ps", "-aq"][..], &["network", "ls", "-q"], &["volume", "ls", "-q"]] {
-                let left = docker_list(what, id)?;
+                let left = self.list(what, id)?;
                 ensure!(left.is_empty(), "docker {what:?} shows {left:?} of instance {id}");
             }
             for hierarchy in entries(Path::new("/sys/fs/cgroup")) {
@@ -417,7 +475,11 @@ impl Drop for Site {
             {
                 let _killed = signal(pid, "KILL");
             }
-            let _cleaned = program("pilotlight-agent").arg("clean").arg("--dir").arg(&dir).output();
+            let _cleaned = self.with_host(program("pilotlight-agent")).arg("clean").arg("--dir").arg(&dir).output();
+            if self.docker.take().is_some() {
+                // Its containers died with it, and left their cgroups.
+                remove_cgroups(dir.file_name().unwrap_or_default().as_ref());
+            }
         }
     }
 }
@@ -524,14 +586,19 @@ pub fn docker(args: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-fn docker_list(args: &[&str], instance: &str) -> Result<Vec<String>> {
-    let filter = format!("label=pilotlight.instance={instance}");
-    let list = docker(&[args, &["--filter", &filter]].concat())?;
-    Ok(list.lines().map(str::to_owned).collect())
+pub(crate) fn entries(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+fn remove_cgroups(instance: &Path) {
+    fn remove(dir: &Path) {
+        entries(dir).iter().filter(|entry| entry.is_dir()).for_each(|child| remove(child));
+        let _busy = fs::remove_dir(dir);
+    }
+    let root = Path::new("/sys/fs/cgroup");
+    for hierarchy in entries(root).into_iter().chain([root.to_owned()]) {
+        remove(&hierarchy.join("pilotlight").join(instance));
+    }
 }
 
 fn bin_dir() -> PathBuf {
