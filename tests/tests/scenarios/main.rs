@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod admin;
 mod dockerd;
 mod ends;
 mod faults;
