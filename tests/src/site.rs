@@ -427,7 +427,9 @@ impl Site {
                 let left = self.list(what, id)?;
                 ensure!(left.is_empty(), "docker {what:?} shows {left:?} of instance {id}");
             }
-            for hierarchy in entries(Path::new("/sys/fs/cgroup")) {
+            // Version 1 has a hierarchy per controller, version 2 only the root.
+            let root = PathBuf::from("/sys/fs/cgroup");
+            for hierarchy in entries(&root).into_iter().chain([root]) {
                 let cgroup = hierarchy.join("pilotlight").join(id);
                 ensure!(!cgroup.exists(), "{} is left", cgroup.display());
             }
