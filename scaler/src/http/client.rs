@@ -128,10 +128,7 @@ pub(super) async fn jobs(
     query: Result<Query<All>, QueryRejection>,
 ) -> Result<Json<Vec<JobView>>, ApiError> {
     let Query(All { all }) = query?;
-    let mut views = Vec::new();
-    if all > 0 {
-        views.extend(app.store.settled_jobs(LISTED_JOBS).await?.iter().map(|job| view::job(job, false)));
-    }
+    // The living first: one that settles between the two looks is then in both, and not in none.
     let living = app
         .control
         .read(move |world, plan, _| {
@@ -139,7 +136,10 @@ pub(super) async fn jobs(
             wanted.map(|job| world.job_view(job, plan)).collect::<Vec<_>>()
         })
         .await?;
-    // A job may settle between the two looks; it is then listed once, as settled.
+    let mut views = Vec::new();
+    if all > 0 {
+        views.extend(app.store.settled_jobs(LISTED_JOBS).await?.iter().map(|job| view::job(job, false)));
+    }
     let settled: std::collections::BTreeSet<JobId> = views.iter().map(|view| view.id).collect();
     views.extend(living.into_iter().filter(|view| !settled.contains(&view.id)));
     views.sort_by_key(|view| (view.queued_at, view.id));

@@ -29,6 +29,25 @@ async fn a_known_id_is_the_same_job_or_a_conflict_before_and_after_its_end() {
 }
 
 #[tokio::test]
+async fn a_job_is_listed_in_every_moment_of_its_settling() {
+    let rig = Rig::new().await;
+    for known in 1..=20 {
+        let id = rig.submit().await;
+        let cancel = format!("/api/v1/jobs/{id}/cancel");
+        let look = async {
+            loop {
+                let closed = rig.log(id, "offset=0").await.1 == "closed";
+                assert_eq!(rig.get("/api/v1/jobs?all=1").await.as_array().unwrap().len(), known);
+                if closed {
+                    break;
+                }
+            }
+        };
+        tokio::join!(rig.call(Method::POST, &cancel, None), look);
+    }
+}
+
+#[tokio::test]
 async fn bad_input_is_refused_with_the_field_and_nothing_is_kept() {
     let rig = Rig::new().await;
     let with = |change: fn(&mut Value)| {
