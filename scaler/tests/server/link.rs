@@ -188,9 +188,11 @@ async fn a_lost_machine_is_reported_only_when_it_is_gone() {
     agent.log(id, 0, b"half").await;
     // The agent left a mark that says it is over, as one whose lease has lapsed.
     let dir = rig.state().join("local").join(agent.instance.to_string());
+    // The process that stands in for it may have come later than its sync, which this test sends itself.
+    let pid = || std::fs::read_to_string(dir.join("agent.lock")).ok()?.split_whitespace().next().map(str::to_owned);
+    until("its pid", async || pid().is_some()).await;
     std::fs::write(dir.join("done"), "lapsed\n").unwrap();
-    let lock = std::fs::read_to_string(dir.join("agent.lock")).unwrap();
-    std::process::Command::new("kill").arg("-9").arg(lock.split_whitespace().next().unwrap()).status().unwrap();
+    std::process::Command::new("kill").arg("-9").arg(pid().unwrap()).status().unwrap();
     let mut seen = Vec::new();
     until("lost", async || {
         let (view, machine) = (rig.job(job).await, rig.get("/api/v1/instances?all=1").await);
