@@ -35,11 +35,15 @@ use crate::{
         Event, Order, Refusal,
         demand::Log,
         event::{Enrol, Synced},
+        instance::{Assignment, AssignmentState},
     },
 };
 
 /// Seconds between SIGTERM and SIGKILL when a job is ended early.
 const STOP_GRACE_SECONDS: u64 = 10;
+
+/// How long an upload waits for its assignment's first event.
+const FIRST_EVENT: Duration = Duration::from_secs(5);
 
 /// Seconds between host samples.
 const SAMPLE_SECONDS: u64 = 5;
@@ -270,10 +274,16 @@ pub(super) async fn log(
     request: Request,
 ) -> Result<Json<LogSize>, ApiError> {
     let (Path(assignment), Query(Offset { offset })) = (id?, offset?);
-    let job = job_of(&app, instance, assignment).await??;
+    let (job, intake) = intake_of(&app, instance, assignment).await?;
     let bytes: Result<Bytes, BytesRejection> = Bytes::from_request(request, &()).await;
+    let bytes = bytes?;
     app.logs.create(job).await?;
-    let appended = app.logs.append(job, offset, bytes?).await;
+    if intake != Intake::Open {
+        let (size, _) = app.logs.size(job).await?;
+        let agreed = bytes.is_empty() && offset == size;
+        return if agreed { Ok(Json(LogSize { size })) } else { Err(ApiError::offset(size)) };
+    }
+    let appended = app.logs.append(job, offset, bytes).await;
     failpoint!("scaler.log.unanswered");
     // Whatever came of it: the call that brought the last byte may have been cut off before it closed the log, and
     // its repeat is only a conflict.
@@ -281,15 +291,59 @@ pub(super) async fn log(
     Ok(Json(LogSize { size: appended? }))
 }
 
-async fn job_of(app: &App, instance: InstanceId, assignment: AssignmentId) -> Result<Result<JobId, Refusal>, Stopped> {
-    let find = move |world: &crate::fleet::World| {
-        let machine = world.instance(instance).ok_or(Refusal::UnknownInstance)?;
-        if !machine.is_live() {
-            return Err(Refusal::InstanceGone);
-        }
-        machine.assignments.get(&assignment).map(|assignment| assignment.job).ok_or(Refusal::UnknownAssignment)
+/// Whether an assignment's bytes belong into its job's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Intake {
+    /// Nobody knows yet: it has not been said that it started, and may still be refused.
+    Early,
+    /// They do.
+    Open,
+    /// The log is closed, or the assignment was refused: its job is in the queue again or with another machine, and
+    /// bytes of this one would stand in front of, or among, those of the next.
+    Over,
+}
+
+/// Waits a little for an assignment's first event: the first bytes often overtake it.
+async fn intake_of(app: &App, instance: InstanceId, assignment: AssignmentId) -> Result<(JobId, Intake), ApiError> {
+    let look = move |world: &crate::fleet::World| {
+        let found = assignment_of(world, instance, assignment)?;
+        let intake = match found.state {
+            AssignmentState::Assigned => Intake::Early,
+            AssignmentState::Running | AssignmentState::Ended { log_closed: false, .. } => Intake::Open,
+            AssignmentState::Ended { log_closed: true, .. } => Intake::Over,
+        };
+        Ok::<_, Refusal>((found.job, intake))
     };
-    app.control.read(move |world, _, _| find(world)).await
+    let until = tokio::time::Instant::now() + FIRST_EVENT;
+    let waker = app.control.waker(instance);
+    loop {
+        let changed = waker.notified();
+        let (job, intake) = app.control.read(move |world, _, _| look(world)).await??;
+        if intake != Intake::Early {
+            return Ok((job, intake));
+        }
+        tokio::select! {
+            () = changed => {}
+            () = tokio::time::sleep_until(until) => return Ok((job, intake)),
+            () = app.shutdown.cancelled() => return Ok((job, intake)),
+        }
+    }
+}
+
+fn assignment_of(
+    world: &crate::fleet::World,
+    instance: InstanceId,
+    assignment: AssignmentId,
+) -> Result<&Assignment, Refusal> {
+    let machine = world.instance(instance).ok_or(Refusal::UnknownInstance)?;
+    if !machine.is_live() {
+        return Err(Refusal::InstanceGone);
+    }
+    machine.assignments.get(&assignment).ok_or(Refusal::UnknownAssignment)
+}
+
+async fn job_of(app: &App, instance: InstanceId, assignment: AssignmentId) -> Result<Result<JobId, Refusal>, Stopped> {
+    app.control.read(move |world, _, _| assignment_of(world, instance, assignment).map(|found| found.job)).await
 }
 
 /// Closes a log that has all its bytes. Asked after every append and every event, each time anew: whichever of the

@@ -96,6 +96,7 @@ async fn a_log_grows_at_its_end_only_and_closes_with_its_last_byte_in_either_ord
     let job = rig.submit().await;
     let mut agent = rig.enrol().await;
     let id = agent.start().await.assignment;
+    agent.event(id, 1, started()).await;
     assert_eq!(agent.log(id, 0, b"hello ").await, (reqwest::StatusCode::OK, json!({"size": 6})));
     for offset in [0, 5, 7, 1000] {
         let (status, body) = agent.log(id, offset, b"x").await;
@@ -113,7 +114,6 @@ async fn a_log_grows_at_its_end_only_and_closes_with_its_last_byte_in_either_ord
     assert_eq!((bytes.as_slice(), state.as_str()), (&b"world"[..], "open"));
 
     // `finished` first, the last byte second; the other order on the second job.
-    agent.event(id, 1, started()).await;
     agent.event(id, 2, finished(Verdict::Success, Some(0), 12)).await;
     assert_eq!(rig.log(job, "offset=11").await.1, "open");
     agent.log(id, 11, b"!").await;

@@ -9,5 +9,6 @@ mod cases;
 mod ends;
 mod link;
 mod queue;
+mod refused;
 mod reload;
 mod rig;

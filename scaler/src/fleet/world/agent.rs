@@ -157,7 +157,7 @@ impl World {
         if event.n > expected && !first_of_adopted {
             return Err(Refusal::EventGap { expected });
         }
-        let (job, cancel) = (assignment.job, assignment.cancel);
+        let (job, cancel, started) = (assignment.job, assignment.cancel, assignment.state == AssignmentState::Running);
         let begun = self.jobs.get(&job).and_then(|job| job.phases.started).unwrap_or(assignment.assigned_at);
         let at = believed(event.at, begun, now);
         let state = match event.event {
@@ -167,6 +167,10 @@ impl World {
                     job.phases.started = Some(at);
                 }
                 AssignmentState::Running
+            }
+            AssignmentEventKind::Refused { reason } if started => {
+                self.taken_back(job, &reason, now);
+                AssignmentState::Ended { at: now, log_closed: true }
             }
             AssignmentEventKind::Refused { reason } => {
                 self.refused(job, &reason, cancel, now);

@@ -164,6 +164,8 @@ impl World {
                 let ended = Ended { log: Log::Over { incomplete: started }, ..never_ran(verdict, Some(reason), now) };
                 self.end_job(job, ended, now);
             } else if let Some(job) = self.job_mut(job)
+                // One that this machine refused has its log elsewhere.
+                && job.instance == Some(id)
                 && let JobState::Finished(ended) = &mut job.state
                 && let Log::Expected { .. } = ended.log
             {
@@ -173,6 +175,13 @@ impl World {
         if let Some(instance) = self.instance_mut(id) {
             instance.assignments.clear();
         }
+    }
+
+    /// Ends a job that its machine refuses after it had started it: what has run must not run a second time.
+    pub(super) fn taken_back(&mut self, id: JobId, reason: &str, now: Timestamp) {
+        let reason = format!("its machine refused it after it had started: {reason}");
+        let log = Log::Over { incomplete: true };
+        self.end_job(id, Ended { log, ..never_ran(Verdict::Infrastructure, Some(reason), now) }, now);
     }
 
     /// Puts a job that its machine refused back into the queue, or ends it when that happened too often.
