@@ -33,6 +33,12 @@ pub(crate) const END: &str = "end\n";
 /// What stands there when the stream ended and Docker was not there to say why: the container may go on.
 pub(crate) const CUT: &str = "cut\n";
 
+/// What stands behind the pid from the beginning when output may be missing already.
+pub(crate) const GAPPED: &str = "gap\n";
+
+/// What stands before the end when the disk was too full for all output, with how many bytes the spool does not tell.
+pub(crate) const LOST: &str = "lost ";
+
 /// The line that marks where output may be missing.
 pub const GAP: &str = "output may be missing here: the process that read it was gone for a while";
 
@@ -119,6 +125,7 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     let mut spool =
         Spool::open(&path, args.max_log).map_err(|source| AttachError::File { path: path.clone(), source })?;
     if args.resume {
+        lock.write_all(GAPPED.as_bytes()).map_err(|source| AttachError::File { path: dir.attach_lock(), source })?;
         spool.notice(GAP);
     }
     let docker = |source| AttachError::Docker { container: args.container.clone(), source };
@@ -156,9 +163,9 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
             break END;
         }
     };
-    spool.finish();
+    let lost = spool.finish().map_or_else(String::new, |bytes| format!("{LOST}{bytes}\n"));
     // Tells an end from a death; where it cannot be written, the agent takes the one for the other and says so.
-    let _full_disk = lock.write_all(end.as_bytes());
+    let _full_disk = lock.write_all(format!("{lost}{end}").as_bytes());
     failpoint!("attach.end.marked");
     Ok(())
 }
@@ -180,10 +187,17 @@ fn is_over(api: &Api, container: &str) -> bool {
 /// Marks that output may be missing at the end of a spool whose attach process is dead.
 ///
 /// # Errors
-/// When the spool cannot be opened.
+/// When the spool cannot be written.
 pub(crate) fn mark_gap(dir: &AssignmentDir) -> io::Result<()> {
-    Spool::open(&dir.spool(), u64::MAX)?.notice_at_once(GAP);
-    Ok(())
+    Spool::open(&dir.spool(), u64::MAX)?.notice_at_once(GAP)
+}
+
+/// Says at the end of a spool how many bytes its attach process had no room for.
+///
+/// # Errors
+/// When the spool cannot be written.
+pub(crate) fn mark_lost(dir: &AssignmentDir, bytes: u64) -> io::Result<()> {
+    Spool::open(&dir.spool(), u64::MAX)?.notice_at_once(&spool::dropped(bytes))
 }
 
 /// Holds the lock with our pid inside; the second one of an assignment has no business.

@@ -29,7 +29,7 @@ use pilotlight_wire::{
 };
 use rand::Rng;
 
-use crate::machine::Leave;
+use crate::{disk, machine::Leave};
 
 /// Why an agent cannot start in a directory.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +148,7 @@ impl AgentDir {
             Some(text) => text.parse().map_err(|error| failed(io::Error::other(error)))?,
             None => 0,
         };
-        durable::write(&self.path.join("run"), (last + 1).to_string().as_bytes()).map_err(failed)?;
+        self.write("run", (last + 1).to_string().as_bytes())?;
         Ok(last + 1)
     }
 
@@ -184,7 +184,7 @@ impl AgentDir {
     /// # Errors
     /// When it cannot be written.
     pub fn mark_done(&self, leave: Leave) -> Result<(), DirError> {
-        durable::write(&self.path.join("done"), leave.as_str().as_bytes()).map_err(self.failed("done"))
+        self.write("done", leave.as_str().as_bytes())
     }
 
     fn once(&self, name: &str, make: impl FnOnce() -> String) -> Result<String, DirError> {
@@ -192,8 +192,17 @@ impl AgentDir {
             return Ok(text);
         }
         let text = make();
-        durable::write(&self.path.join(name), text.as_bytes()).map_err(self.failed(name))?;
+        self.write(name, text.as_bytes())?;
         Ok(text)
+    }
+
+    /// An agent without jobs had better fail on a full disk, so that another machine is used. One with jobs waits: dying
+    /// again and again it would end them.
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), DirError> {
+        let has_jobs = fs::read_dir(self.path.join("assignments")).is_ok_and(|mut entries| entries.next().is_some());
+        let patience = if has_jobs { disk::full_disk_patience() } else { Duration::ZERO };
+        let path = self.path.join(name);
+        disk::patiently(&self.path, patience, || durable::write(&path, bytes)).map_err(self.failed(name))
     }
 
     fn read(&self, name: &str) -> Result<Option<String>, DirError> {

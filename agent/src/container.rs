@@ -75,6 +75,12 @@ impl EngineError {
         status(&self.source)
     }
 
+    /// Whether Docker says that it has no room.
+    #[must_use]
+    pub fn is_full_disk(&self) -> bool {
+        self.message().to_lowercase().contains("no space left")
+    }
+
     /// Docker's own sentence, or the whole chain of ours.
     #[must_use]
     pub fn message(&self) -> String {
@@ -110,6 +116,8 @@ pub struct Facts {
     pub nvidia_runtime: bool,
     /// Whether containers go on while dockerd is away.
     pub live_restore: bool,
+    /// Where it keeps images and containers.
+    pub root: PathBuf,
 }
 
 /// A container as inspect shows it.
@@ -170,6 +178,7 @@ impl Engine {
             cdi_dirs: info.cdi_spec_dirs.unwrap_or_default().into_iter().map(PathBuf::from).collect(),
             nvidia_runtime: info.runtimes.is_some_and(|runtimes| runtimes.contains_key("nvidia")),
             live_restore: info.live_restore_enabled.unwrap_or(false),
+            root: info.docker_root_dir.unwrap_or_default().into(),
         };
         Ok(Self { docker, socket: socket.to_owned(), facts: Arc::new(facts), making: TaskTracker::new() })
     }

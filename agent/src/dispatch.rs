@@ -309,6 +309,8 @@ where
                     let dir = self.dir.clone();
                     blocking(&self.dir, move || assignment::remove(&dir, id)).await?;
                     disk::reserve(&self.dir).await;
+                    // The next job must not be refused for what this one has left to be freed.
+                    self.pace.sample_now();
                 }
                 Effect::Sync => self.pace.now(),
                 Effect::SyncSoon => self.pace.soon(),

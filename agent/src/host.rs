@@ -130,7 +130,11 @@ fn texts(dir: &Path, inner: Option<&str>) -> Vec<String> {
         .collect()
 }
 
-fn disk_free(dir: &Path) -> Result<u64, HostError> {
+/// Free bytes for jobs on the file system of a path.
+///
+/// # Errors
+/// When it cannot be asked; the path may be on another machine.
+pub fn disk_free(dir: &Path) -> Result<u64, HostError> {
     let stat = rustix::fs::statvfs(dir).map_err(|error| HostError::Disk(error.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }

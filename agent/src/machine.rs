@@ -129,6 +129,8 @@ pub struct Setup {
     pub policy: Option<Policy>,
     /// The assignments on disk.
     pub found: Vec<Found>,
+    /// Free bytes on the agent's disk.
+    pub disk_free: u64,
 }
 
 /// The agent's state.
@@ -146,7 +148,7 @@ pub struct Machine {
     quiet_since: Duration,
     /// Taken since the last sync.
     sample: Option<HostSample>,
-    /// By the last sample; no bound before there is one.
+    /// By the last sample, or the inventory.
     disk_free: u64,
     assignments: BTreeMap<AssignmentId, Assignment>,
     /// Deleted assignments, with the last sync sent before: an answer to that or an older one may still ask for them.
@@ -169,7 +171,7 @@ impl Machine {
             mode: ending::Mode::Serving,
             quiet_since: now.boot,
             sample: None,
-            disk_free: u64::MAX,
+            disk_free: setup.disk_free,
             assignments: BTreeMap::new(),
             forgotten: BTreeMap::new(),
         };

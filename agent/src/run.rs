@@ -157,7 +157,8 @@ fn prepare(
     };
     failpoint!("agent.nonce.written");
     let boot_id = clock::boot_id().map_err(RunError::Runtime)?;
-    let machine = machine::Setup { run: dir.next_run()?, boot_id, gpus, policy: dir.policy()?, found };
+    let disk_free = enrol.inventory.disk_free_bytes;
+    let machine = machine::Setup { run: dir.next_run()?, boot_id, gpus, policy: dir.policy()?, found, disk_free };
     failpoint!("agent.run.counted");
     info!(instance = %bootstrap.instance, run = machine.run, assignments = machine.found.len(), "agent starts");
     let client = Client::new(&bootstrap.scaler_url)?;

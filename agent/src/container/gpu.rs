@@ -66,6 +66,7 @@ mod tests {
             cdi_dirs,
             nvidia_runtime,
             live_restore: false,
+            root: PathBuf::new(),
         }
     }
 

@@ -68,6 +68,13 @@ impl Pace {
         self.sample.map(|(at, _)| at)
     }
 
+    /// What was last sampled has changed.
+    pub(super) fn sample_now(&mut self) {
+        if let Some((at, _)) = &mut self.sample {
+            *at = Instant::now();
+        }
+    }
+
     pub(super) fn sampled(&mut self) {
         if let Some((at, period)) = &mut self.sample {
             *at = Instant::now() + *period;

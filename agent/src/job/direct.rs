@@ -16,34 +16,31 @@ mod settle;
 mod sight;
 mod watching;
 
-use std::{fs, io, path::PathBuf, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use jiff::Timestamp;
 use pilotlight_runtime::{
     Report,
     clock::{Clock, boottime},
     durable, failpoint,
+    units::Size,
 };
 use pilotlight_wire::{InstanceId, Usage, Verdict, agent::Start};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep},
-};
+use tokio::sync::watch;
 
 use self::{sight::Sight, watching::Watched};
 use super::{AssignmentDir, Channels, End, Progress, Wish, output::Attacher};
-use crate::container::{Cgroup, Engine, EngineError, Found, Image, ImageError, Networks, Order, Share};
+use crate::{
+    container::{Cgroup, Engine, EngineError, Found, Image, ImageError, Networks, Order, Share},
+    disk, host,
+    machine::MIN_DISK_FREE,
+};
 
 /// The third killer comes ten minutes after the deadline (link 5).
 const OVERTIME_SECONDS: u64 = 600;
-
-/// How long Docker may be out of reach before a job that was not started is refused, and before one that was counts as
-/// lost.
-const DOCKER_AWAY: Duration = Duration::from_secs(60);
-const DOCKER_GONE: Duration = Duration::from_secs(600);
-
-/// Between two looks while Docker is out of reach.
-const DOCKER_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest single string that the kernel hands to a program, bytes.
 const MAX_STRING: usize = 128 * 1024 - 1;
@@ -115,15 +112,16 @@ fn recorded(dir: &AssignmentDir) -> Option<End> {
     serde_json::from_slice(&fs::read(dir.outcome()).ok()?).ok()
 }
 
-fn record(dir: &AssignmentDir, end: &End) -> io::Result<()> {
-    durable::write(&dir.outcome(), &serde_json::to_vec(end)?)
+async fn record(agent_dir: &Path, dir: &AssignmentDir, end: &End) -> io::Result<()> {
+    let (path, bytes) = (dir.outcome(), serde_json::to_vec(end)?);
+    disk::blocking(agent_dir, move || durable::write(&path, &bytes)).await
 }
 
 impl Task {
     async fn run_and_record(&mut self) -> End {
         let end = self.run().await;
         failpoint!("agent.outcome.unwritten");
-        if let Err(error) = record(&self.dir, &end) {
+        if let Err(error) = record(&self.context.agent_dir, &self.dir, &end).await {
             // The scaler learns the end all the same; only a crash before that would ask Docker again.
             tracing::error!(assignment = %self.start.assignment, error = %Report(&error), "outcome not written");
         }
@@ -180,25 +178,10 @@ impl Task {
         }
     }
 
-    /// Inspects, and gives a Docker that is being restarted time to come back. A job that has been started is worth
-    /// waiting for; another machine may take one that has not.
-    async fn look(&self) -> Result<Found, EngineError> {
-        let patience = if self.dir.started().exists() { DOCKER_GONE } else { DOCKER_AWAY };
-        let since = Instant::now();
-        loop {
-            match self.context.engine.inspect(&self.name).await {
-                Err(error) if since.elapsed() < patience => {
-                    tracing::warn!(error = %Report(&error), "Docker does not answer");
-                    sleep(DOCKER_PAUSE).await;
-                }
-                result => return result,
-            }
-        }
-    }
-
     /// From nothing to a container that runs.
     async fn begin(&mut self) -> Result<Watched, Early> {
         check(&self.start)?;
+        self.room()?;
         let mut wishes = self.channels.wish.clone();
         let image = tokio::select! {
             image = self.image() => image?,
@@ -223,8 +206,8 @@ impl Task {
             return Err(match error.status() {
                 Some(409) => Early::Again,
                 Some(400) => Early::Finished(Verdict::Failure, Some(error.message())),
-                // Measured: a working directory that is a file in the image is a 500.
-                Some(500) if error.message().starts_with("Cannot mkdir") => {
+                // Measured: a working directory that is a file in the image is a 500. So is one on a full disk.
+                Some(500) if error.message().starts_with("Cannot mkdir") && !error.is_full_disk() => {
                     Early::Finished(Verdict::Failure, Some(format!("the working directory: {}", error.message())))
                 }
                 _ => refused(error),
@@ -262,6 +245,24 @@ impl Task {
         self.tell(Progress::Started { image_ready_at: started_at, started_at, image_id: None }).await;
         let output = self.attacher.find();
         self.watch(output, false).await
+    }
+
+    /// Refuses a job for whose output, image and files there is no room.
+    fn room(&self) -> Result<(), Early> {
+        let places = [
+            ("the agent's disk", &self.context.agent_dir),
+            // One that cannot be seen from here says by itself that it is full.
+            ("Docker's disk", &self.context.engine.facts().root),
+        ];
+        for (what, place) in places {
+            if let Ok(free) = host::disk_free(place)
+                && free < MIN_DISK_FREE
+            {
+                let (free, needed, place) = (Size(free), Size(MIN_DISK_FREE), place.display());
+                return Err(Early::Refused(format!("{what} is full: {free} free in {place}, {needed} needed")));
+            }
+        }
+        Ok(())
     }
 
     async fn image(&self) -> Result<Image, Early> {

@@ -13,8 +13,9 @@ use tokio::{
 
 use super::AssignmentDir;
 use crate::{
-    attach::{CUT, END, READY, mark_gap},
+    attach::{CUT, END, GAPPED, LOST, READY, mark_gap, mark_lost},
     container::{Engine, attach_pid, end_attach},
+    disk,
 };
 
 /// How long an attach process may take to say `ready`.
@@ -119,10 +120,28 @@ impl Attacher {
         }
     }
 
+    /// Whether the attach process, now gone, knew of output that is missing; what it could not write into the spool is
+    /// written there now.
+    pub(super) async fn gap(&self) -> bool {
+        let text = std::fs::read_to_string(self.dir.attach_lock()).unwrap_or_default();
+        let lost = text.lines().find_map(|line| line.strip_prefix(LOST)?.parse().ok());
+        if let Some(bytes) = lost
+            && bytes > 0
+        {
+            self.mark(move |dir| mark_lost(dir, bytes)).await;
+        }
+        lost.is_some() || text.contains(GAPPED)
+    }
+
     /// Writes into the spool that output may be missing; nobody else writes to it any more.
-    pub(super) fn mark_gap(&self) {
-        if let Err(error) = mark_gap(&self.dir) {
-            tracing::warn!(error = %Report(&error), "gap in the output not marked");
+    pub(super) async fn mark_gap(&self) {
+        self.mark(mark_gap).await;
+    }
+
+    async fn mark(&self, write: impl Fn(&AssignmentDir) -> io::Result<()> + Send + 'static) {
+        let dir = self.dir.clone();
+        if let Err(error) = disk::blocking(&self.agent_dir, move || write(&dir)).await {
+            tracing::warn!(error = %Report(&error), "a gap in the output is not marked");
         }
     }
 

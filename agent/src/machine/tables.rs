@@ -39,7 +39,7 @@ pub(super) fn policy() -> Policy {
 
 pub(super) fn setup(run: u64, found: Vec<Found>) -> Setup {
     let gpus = ["GPU-0", "GPU-1"].map(|gpu| GpuId(gpu.to_owned())).into();
-    Setup { run, boot_id: "boot".to_owned(), gpus, policy: (run > 1).then(policy), found }
+    Setup { run, boot_id: "boot".to_owned(), gpus, policy: (run > 1).then(policy), found, disk_free: u64::MAX }
 }
 
 pub(super) fn finished(verdict: Verdict) -> End {

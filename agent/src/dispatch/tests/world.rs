@@ -147,6 +147,7 @@ impl World {
                 gpus: BTreeSet::new(),
                 policy: dir.policy().unwrap(),
                 found: assignment::load(&path).unwrap(),
+                disk_free: u64::MAX,
             },
             clock: Clock::anchored(Timestamp::UNIX_EPOCH),
             boottime,

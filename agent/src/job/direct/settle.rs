@@ -10,11 +10,15 @@ use tokio::time::timeout;
 use super::{Task, watching::Watched};
 use crate::{
     container::{EngineError, Exit},
+    host,
     job::{End, Wish},
 };
 
 /// Cleaning up has a deadline of its own; what is left then is the reaper's.
 const CLEAN_UP: Duration = Duration::from_secs(60);
+
+/// A disk with less is full for a job, bytes.
+const FULL: u64 = 16 * 1024 * 1024;
 
 impl Task {
     /// What the end of the container means for the job.
@@ -67,12 +71,19 @@ impl Task {
             }
             Wish::Run => match code {
                 Ok(Some(0)) => (Verdict::Success, None),
-                Ok(Some(_)) => (Verdict::Failure, None),
+                Ok(Some(_)) => (Verdict::Failure, self.full_disk()),
                 Ok(None) => (Verdict::Infrastructure, Some("Docker does not know its exit code".to_owned())),
                 // Not the job's fault, and no success either: it did not end by itself.
                 Err(reason) => (Verdict::Infrastructure, Some(reason.clone())),
             },
         }
+    }
+
+    /// What a job that failed had better know: its files and its output are still there at this point.
+    fn full_disk(&self) -> Option<String> {
+        let places = [&self.context.engine.facts().root, &self.context.agent_dir];
+        let full = places.into_iter().find(|place| host::disk_free(place).is_ok_and(|free| free < FULL))?;
+        Some(format!("the machine's disk was full when it ended: {}", full.display()))
     }
 
     /// Removes the container, and retires its network.

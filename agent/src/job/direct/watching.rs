@@ -6,12 +6,12 @@ use pilotlight_runtime::{Report, failpoint};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
-    DOCKER_GONE, DOCKER_PAUSE, Task,
+    Task,
     sight::{Sight, own_code},
     wished,
 };
 use crate::{
-    container::{Exit, Found},
+    container::{EngineError, Exit, Found},
     job::{
         Wish,
         output::{Left, Output},
@@ -20,6 +20,14 @@ use crate::{
 
 /// How long the attach process may take to the end of the stream after the container's exit.
 const STREAM_END: Duration = Duration::from_secs(10);
+
+/// How long Docker may be out of reach before a job that was not started is refused, and before one that was counts as
+/// lost.
+const DOCKER_AWAY: Duration = Duration::from_secs(60);
+const DOCKER_GONE: Duration = Duration::from_secs(600);
+
+/// Between two looks while Docker is out of reach.
+const DOCKER_PAUSE: Duration = Duration::from_millis(500);
 
 /// How a container that ran was left.
 pub(super) enum Watched {
@@ -38,6 +46,22 @@ pub(super) enum Watched {
 }
 
 impl Task {
+    /// Inspects, and gives a Docker that is being restarted time to come back. A job that has been started is worth
+    /// waiting for; another machine may take one that has not.
+    pub(super) async fn look(&self) -> Result<Found, EngineError> {
+        let patience = if self.dir.started().exists() { DOCKER_GONE } else { DOCKER_AWAY };
+        let since = Instant::now();
+        loop {
+            match self.context.engine.inspect(&self.name).await {
+                Err(error) if since.elapsed() < patience => {
+                    tracing::warn!(error = %Report(&error), "Docker does not answer");
+                    sleep(DOCKER_PAUSE).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
     /// Watches the container and its output, and ends it when that is wished.
     pub(super) async fn watch(&mut self, mut output: Output, mut gap: bool) -> Watched {
         let mut wish = Wish::Run;
@@ -91,8 +115,9 @@ impl Task {
                     // Nothing of it runs: whoever waits for that end need not wait for Docker.
                     if self.cgroup.kill().await && docker_gone.is_some() {
                         self.end_of_stream(&mut output).await;
+                        gap |= self.attacher.gap().await;
                         if self.attacher.left() != Left::AtTheEnd {
-                            self.attacher.mark_gap();
+                            self.attacher.mark_gap().await;
                             gap = true;
                         }
                         return Watched::Lost { reason: "killed while Docker did not answer".to_owned(), gap, wish };
@@ -156,7 +181,7 @@ impl Task {
             Left::Dead => true,
         };
         if cut {
-            self.attacher.mark_gap();
+            self.attacher.mark_gap().await;
         }
         let code = match sight {
             Sight::Broken { .. } if !same => {
@@ -165,7 +190,8 @@ impl Task {
             }
             _ => Ok(exit.code),
         };
-        Watched::Exited { exit, code, gap: gap || cut, wish }
+        let gap = self.attacher.gap().await || gap || cut;
+        Watched::Exited { exit, code, gap, wish }
     }
 
     /// Waits for the last of the output. A stream that somebody else holds open is left after a while.

@@ -26,7 +26,16 @@ use crate::fleet::LocalPlacement;
 
 /// The variables an agent gets from the scaler's environment. All others stay with the scaler: its secrets are none
 /// of an agent's business.
-const ENVIRONMENT: [&str; 6] = ["PATH", "HOME", "LANG", "PILOTLIGHT_LOG", "DOCKER_HOST", "PILOTLIGHT_DOCKER_SOCKET"];
+const ENVIRONMENT: [&str; 7] = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "PILOTLIGHT_LOG",
+    "DOCKER_HOST",
+    "PILOTLIGHT_DOCKER_SOCKET",
+    // Tests shorten a wait of ten minutes.
+    "PILOTLIGHT_FULL_DISK_SECONDS",
+];
 
 /// An agent's log longer than this is set aside at the next start, bytes.
 const MAX_AGENT_LOG: u64 = 10 * 1024 * 1024;
