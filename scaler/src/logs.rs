@@ -156,7 +156,7 @@ impl LogStore {
             Place::Closed(size) => return refuse_closed(size, offset, &bytes),
         };
         let guard = Arc::clone(&log.writer).lock_owned().await;
-        let path = self.0.log_path(job);
+        let (dir, path) = (self.0.dir.clone(), self.0.log_path(job));
         // The guard moves along: a caller that goes away must not let the next append in while this one writes.
         blocking(move || {
             let _guard = guard;
@@ -166,6 +166,9 @@ impl LogStore {
             }
             if offset != size {
                 return Err(AppendError::Offset { size });
+            }
+            if !bytes.is_empty() {
+                sweep::has_room(&dir, bytes.len()).map_err(io_error("make room for", &path))?;
             }
             write_at(&path, size, &bytes)?;
             let size = size + bytes.len() as u64;

@@ -1,5 +1,7 @@
 //! Exit codes (design 7) and the one error type that carries them.
 
+use std::io;
+
 use pilotlight_wire::{Verdict, api::JobView};
 
 use crate::RunError;
@@ -27,10 +29,18 @@ pub const CANCELLED: u8 = 130;
 #[must_use]
 pub fn of_run(error: &RunError) -> u8 {
     match error {
+        // Nothing is wrong with the config: it will do once there is room.
+        full if is_full_disk(full) => STORE,
         RunError::Store(_) => STORE,
         RunError::Keys(_) | RunError::StateDir { .. } | RunError::Listen { .. } => CONFIG,
         RunError::Locked(_) | RunError::Logs(_) | RunError::Serve(_) => INFRASTRUCTURE,
     }
+}
+
+fn is_full_disk(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::StorageFull))
 }
 
 /// Why a command failed, and the code it exits with.

@@ -11,6 +11,18 @@ use super::{LogError, LogStore, Shared, blocking, io_error};
 /// Below this much free space finished logs go before their time, bytes (design 2).
 const MIN_FREE: u64 = 1 << 30;
 
+/// What logs leave free for the store, bytes: a scaler that cannot write down what it does can end no machine. On a small
+/// disk it is a sixteenth.
+const STORE_ROOM: u64 = 64 << 20;
+
+/// Whether a log may take so many bytes more.
+pub(super) fn has_room(dir: &Path, bytes: usize) -> io::Result<()> {
+    let stat = rustix::fs::statvfs(dir)?;
+    let size = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    let left = size(stat.f_bavail).saturating_sub(bytes as u64);
+    if left >= STORE_ROOM.min(size(stat.f_blocks) / 16) { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+}
+
 /// Free bytes for this process on the file system of a path.
 pub(super) fn free_space(path: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statvfs(path)?;
