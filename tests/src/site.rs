@@ -1,5 +1,7 @@
 //! One scaler of a test's own: the real programs, real Docker, its own state directory and port.
 
+mod machine;
+
 use std::{
     ffi::OsString,
     fs::{self, File},
@@ -16,7 +18,11 @@ use pilotlight_runtime::failpoint;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{dockerd::Dockerd, store};
+use crate::{
+    disk::{self, Disk},
+    dockerd::Dockerd,
+    store,
+};
 
 /// How long anything may take before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,6 +53,7 @@ pub struct Site {
     seen: Vec<String>,
     /// Its own Docker; the machine's without one.
     docker: Option<Dockerd>,
+    disks: Vec<Disk>,
 }
 
 /// A `submit` that runs.
@@ -74,11 +81,20 @@ impl Site {
     /// When the programs cannot be built.
     pub fn prepare(config: &str) -> Result<Self> {
         build();
-        let dir = tempfile::Builder::new().prefix("pilotlight-test-").tempdir()?;
+        let dir = tempfile::Builder::new().prefix(&format!("{}{}-", disk::PREFIX, std::process::id())).tempdir()?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let lease = if config.lines().any(|line| line.starts_with("lease =")) { "" } else { "lease = \"1m\"\n" };
         fs::write(dir.path().join("config.toml"), format!("listen = \"127.0.0.1:{port}\"\n{lease}{config}"))?;
-        Ok(Self { dir, host: "127.0.0.1", port, scaler_env: Vec::new(), scaler: None, seen: Vec::new(), docker: None })
+        Ok(Self {
+            dir,
+            host: "127.0.0.1",
+            port,
+            scaler_env: Vec::new(),
+            scaler: None,
+            seen: Vec::new(),
+            docker: None,
+            disks: Vec::new(),
+        })
     }
 
     /// Lets clients reach the scaler by another address of this box than agents do.
@@ -105,44 +121,6 @@ impl Site {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
-    }
-
-    /// As [`Site::new`], with a Docker of its own.
-    ///
-    /// # Errors
-    /// When the programs cannot be built or started.
-    pub fn with_docker(config: &str, docker: Dockerd) -> Result<Self> {
-        let mut site = Self::prepare(config)?;
-        site.docker = Some(docker);
-        site.start()?;
-        Ok(site)
-    }
-
-    /// Its own Docker, to be broken.
-    ///
-    /// # Errors
-    /// When it has none.
-    pub fn dockerd(&mut self) -> Result<&mut Dockerd> {
-        self.docker.as_mut().context("a Docker of its own")
-    }
-
-    /// A program with the site's Docker in its environment.
-    fn with_host(&self, mut command: Command) -> Command {
-        if let Some(docker) = &self.docker {
-            command.env("DOCKER_HOST", docker.host()).env_remove("PILOTLIGHT_DOCKER_SOCKET");
-        }
-        command
-    }
-
-    /// Runs Docker's client against the site's Docker.
-    ///
-    /// # Errors
-    /// When it fails.
-    pub fn docker(&self, args: &[&str]) -> Result<String> {
-        match &self.docker {
-            Some(docker) => docker.call(args),
-            None => docker(args),
-        }
     }
 
     /// A path in the site's directory.
@@ -225,6 +203,21 @@ impl Site {
             status = scaler.try_wait()?;
             Ok(status.is_some())
         })?;
+        status.context("it has ended")
+    }
+
+    /// Waits until the scaler has ended by itself, and says how.
+    ///
+    /// # Errors
+    /// When it was not running, or does not end.
+    pub fn scaler_ended(&mut self) -> Result<ExitStatus> {
+        let mut scaler = self.scaler.take().context("the scaler runs")?;
+        let mut status = None;
+        wait("the scaler has ended by itself", || {
+            status = scaler.try_wait()?;
+            Ok(status.is_some())
+        })
+        .inspect_err(|_| drop(scaler.kill()))?;
         status.context("it has ended")
     }
 
@@ -374,18 +367,6 @@ impl Site {
         Ok(true)
     }
 
-    /// Whether a process of a container lives, whatever Docker knows of it.
-    #[must_use]
-    pub fn runs_container(&self, id: &str) -> bool {
-        let groups = entries(Path::new("/sys/fs/cgroup")).into_iter().chain(["/sys/fs/cgroup".into()]);
-        let instances: Vec<_> = groups.flat_map(|root| entries(&root.join("pilotlight"))).collect();
-        let assignments = instances.iter().flat_map(|instance| entries(instance));
-        assignments.flat_map(|assignment| entries(&assignment)).any(|group| {
-            group.file_name().is_some_and(|name| name.to_string_lossy().starts_with(id))
-                && fs::read_to_string(group.join("cgroup.procs")).is_ok_and(|pids| !pids.is_empty())
-        })
-    }
-
     fn list(&self, args: &[&str], instance: &str) -> Result<Vec<String>> {
         let filter = format!("label=pilotlight.instance={instance}");
         let list = self.docker(&[args, &["--filter", &filter]].concat())?;
@@ -486,11 +467,15 @@ impl Drop for Site {
                 let _killed = signal(pid, "KILL");
             }
             let _cleaned = self.with_host(program("pilotlight-agent")).arg("clean").arg("--dir").arg(&dir).output();
-            if self.docker.take().is_some() {
-                // Its containers died with it, and left their cgroups.
+        }
+        if self.docker.take().is_some() {
+            // Its containers died with it, and left their cgroups.
+            for dir in self.instance_dirs() {
                 remove_cgroups(dir.file_name().unwrap_or_default().as_ref());
             }
         }
+        // The last one may lie in an earlier one.
+        while self.disks.pop().is_some() {}
     }
 }
 

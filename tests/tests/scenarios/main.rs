@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod admin;
+mod disk;
 mod dockerd;
 mod ends;
 mod faults;
