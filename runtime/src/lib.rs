@@ -1,8 +1,9 @@
-//! What both Pilotlight programs need: time, logging, signals, durable files, durations and sizes, error printing.
+//! What both Pilotlight programs need: time, logging, signals, limits, durable files, durations, sizes, error printing.
 
 pub mod clock;
 pub mod durable;
 pub mod failpoint;
+pub mod limits;
 pub mod logging;
 mod report;
 pub mod signals;

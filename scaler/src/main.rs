@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use pilotlight_runtime::{Report, logging, signals};
+use pilotlight_runtime::{Report, limits, logging, signals};
 use pilotlight_scaler::{
     RunError,
     cli::{self, Invocation, RunArgs, exit},
@@ -24,6 +24,9 @@ fn run(args: &RunArgs) -> ExitCode {
         Err(code) => return code,
     };
     logging::init(args.json_logs);
+    if let Err(error) = limits::raise_open_files() {
+        tracing::warn!(%error, "cannot raise the limit of open files; each agent needs one");
+    }
     block_on(async move {
         let result = match signals::shutdown_token().and_then(|shutdown| Ok((reload::at_hangup(again)?, shutdown))) {
             Ok((reloads, shutdown)) => pilotlight_scaler::run(valid.config, reloads, shutdown).await,
