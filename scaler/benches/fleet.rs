@@ -1,6 +1,8 @@
-//! `plan` and `record` with 10,000 machines and 10,000 waiting jobs (design 10: 10 ms for `plan`).
+//! `plan`, `record` and `apply` with 100, 1,000 and 10,000 machines and as many waiting jobs (design 10: 10 ms for `plan`
+//! with the most).
 //!
-//! Medians of many runs on one thread; no comparison with a clock in a test.
+//! Medians of many runs on one thread; no comparison with a clock in a test. With `COUNT=plan` it plans
+//! once, for a tool that counts instructions; with another `COUNT` it does all but that.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a program that measures and prints")]
 
@@ -14,25 +16,37 @@ use jiff::{SignedDuration, Timestamp};
 use pilotlight_scaler::{
     fleet::{
         Event, Instance, Label, LocalPlacement, Phase, Placement, Pool, ProviderConfig, Settings, World,
-        event::Submission,
+        event::{Submission, Synced},
         instance::{Assignment, AssignmentState},
         plan,
     },
     provider::Listed,
 };
-use pilotlight_wire::{AssignmentId, GpuId, InstanceId, JobId};
+use pilotlight_wire::{
+    AssignmentId, GpuId, InstanceId, JobId, Verdict,
+    agent::{AssignmentEvent, AssignmentEventKind, Finished, Seq},
+};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-const MACHINES: u32 = 10_000;
-const JOBS: u32 = 10_000;
+/// Machines, and waiting jobs.
+const SIZES: [u32; 3] = [100, 1_000, 10_000];
+
+/// What is free on each machine, and what the jobs want.
+const CASES: [(&str, usize, &str); 4] = [
+    ("all machines taken, nothing fits", 0, "x1"),
+    ("one GPU free on each, every job fits", 1, "x1"),
+    ("one GPU free on each, four wanted", 1, "x4"),
+    ("all machines free, every job fits", 8, "x1"),
+];
+
 const RUNS: usize = 15;
 
 fn now() -> Timestamp {
     Timestamp::from_second(1_767_225_600).unwrap()
 }
 
-fn settings() -> Settings {
+fn settings(machines: u32) -> Settings {
     let placement = Placement {
         name: "rack".parse().unwrap(),
         gpus: 8,
@@ -43,7 +57,7 @@ fn settings() -> Settings {
     let pool = Pool {
         name: "h200".parse().unwrap(),
         placements: vec![placement.name.clone()],
-        max_instances: MACHINES,
+        max_instances: machines,
         min_idle: 0,
         idle_timeout: SignedDuration::from_mins(10),
         boot_timeout: SignedDuration::from_mins(20),
@@ -70,10 +84,10 @@ fn settings() -> Settings {
 }
 
 /// A world whose machines have so many GPUs free each, and whose jobs wait.
-fn world(free: usize, label: &str) -> World {
-    let settings = settings();
+fn world(size: u32, free: usize, label: &str) -> World {
+    let settings = settings(size);
     let placement = settings.placements.values().next().unwrap().clone();
-    let instances = (0..MACHINES).map(|n| {
+    let instances = (0..size).map(|n| {
         let gpu_ids: Vec<GpuId> = (0..8).map(|gpu| GpuId(format!("GPU-{n:08x}-{gpu}"))).collect();
         let assignment = Assignment {
             job: JobId::from_uuid(Uuid::from_u128(u128::from(n) + (1 << 100))),
@@ -85,9 +99,9 @@ fn world(free: usize, label: &str) -> World {
             adopted: false,
             state: AssignmentState::Running,
         };
-        let id = AssignmentId::from_uuid(Uuid::from_u128(u128::from(n) + (2 << 100)));
+        let id = assignment_of(n);
         Instance {
-            id: InstanceId::from_uuid(Uuid::from_u128(u128::from(n) + 1)),
+            id: machine(n),
             pool: "h200".parse().unwrap(),
             placement: placement.clone(),
             gpu_ids,
@@ -105,27 +119,54 @@ fn world(free: usize, label: &str) -> World {
         }
     });
     let mut world = World::new(settings, 1, now(), instances, []);
-    let listed = (0..MACHINES)
-        .map(|n| Listed {
-            instance: InstanceId::from_uuid(Uuid::from_u128(u128::from(n) + 1)),
-            alive: true,
-            note: None,
-            tags: None,
-        })
-        .collect();
-    world.apply(Event::ListRead { began_at: now() + SignedDuration::from_millis(1), listed }, now()).unwrap();
-    for n in 0..JOBS {
-        let submission = Submission {
-            id: JobId::from_uuid(Uuid::from_u128(u128::from(n) + 1)),
-            label: label.parse().unwrap(),
-            name: String::new(),
-            body_hash: String::new(),
-            timeout: None,
-            priority: None,
-        };
-        world.apply(Event::Submitted(Box::new(submission)), now()).unwrap();
+    world.apply(list_read(size), now()).unwrap();
+    for n in 0..size {
+        world.apply(submitted(n, label), now()).unwrap();
     }
     world
+}
+
+fn machine(n: u32) -> InstanceId {
+    InstanceId::from_uuid(Uuid::from_u128(u128::from(n) + 1))
+}
+
+fn assignment_of(n: u32) -> AssignmentId {
+    AssignmentId::from_uuid(Uuid::from_u128(u128::from(n) + (2 << 100)))
+}
+
+fn submitted(n: u32, label: &str) -> Event {
+    Event::Submitted(Box::new(Submission {
+        id: JobId::from_uuid(Uuid::from_u128(u128::from(n) + 1)),
+        label: label.parse().unwrap(),
+        name: String::new(),
+        body_hash: String::new(),
+        timeout: None,
+        priority: None,
+    }))
+}
+
+fn list_read(size: u32) -> Event {
+    let listed = |n| Listed { instance: machine(n), alive: true, note: None, tags: None };
+    Event::ListRead { began_at: now() + SignedDuration::from_millis(1), listed: (0..size).map(listed).collect() }
+}
+
+fn synced(n: u32) -> Event {
+    let seq = Seq { run: 1, n: 1 };
+    let (nonce, assignments) = (String::new(), Vec::new());
+    Event::Synced(Box::new(Synced { instance: machine(n), nonce, seq, assignments, sample: None }))
+}
+
+fn finished(n: u32) -> Event {
+    let finished = Finished {
+        verdict: Verdict::Success,
+        exit_code: Some(0),
+        reason: None,
+        log_bytes: 0,
+        log_gap: false,
+        usage: None,
+    };
+    let event = AssignmentEvent { n: 2, at: now(), event: AssignmentEventKind::Finished(finished) };
+    Event::AssignmentEvent { instance: machine(n), assignment: assignment_of(n), event }
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {
@@ -142,29 +183,61 @@ fn measure<T>(mut work: impl FnMut() -> T) -> Duration {
     median((0..RUNS).map(run).collect())
 }
 
+/// Time of one event of a kind, by applying many to a copy of the world.
+fn applied(world: &World, events: &[Event]) -> Duration {
+    let once = |_| {
+        let (mut copy, events) = (world.clone(), events.to_vec());
+        let began = Instant::now();
+        for event in events {
+            black_box(copy.apply(event, now() + SignedDuration::from_millis(2)).unwrap());
+        }
+        began.elapsed()
+    };
+    median((0..RUNS).map(once).collect()) / u32::try_from(events.len()).unwrap()
+}
+
+fn apply_rows(size: u32) {
+    let world = world(size, 0, "x1");
+    let some = size.min(1_000);
+    let kinds: [(&str, Vec<Event>); 4] = [
+        ("submitted", (size..size + some).map(|n| submitted(n, "x1")).collect()),
+        ("synced", (0..some).map(synced).collect()),
+        ("assignment finished", (0..some).map(finished).collect()),
+        ("list read", vec![list_read(size)]),
+    ];
+    for (what, events) in kinds {
+        println!("{size:>6}  apply: {what:<31} {:>13.4} ms", applied(&world, &events).as_secs_f64() * 1e3);
+    }
+}
+
 fn main() {
-    println!("{MACHINES} machines of 8 GPUs, {JOBS} waiting jobs; median of {RUNS} runs");
-    for (what, free, label) in [
-        ("all machines taken, nothing fits", 0, "x1"),
-        ("one GPU free on each, every job fits", 1, "x1"),
-        ("one GPU free on each, four wanted", 1, "x4"),
-        ("all machines free, every job fits", 8, "x1"),
-    ] {
-        let world = world(free, label);
-        let planned = plan(&world, now());
-        let assigned: BTreeSet<_> = planned.actions.iter().map(|planned| format!("{:?}", planned.reason)).collect();
-        let plan_time = measure(|| plan(&world, now()));
-        let record_time = measure(|| {
-            let mut copy = world.clone();
-            copy.record(&planned, now());
-            copy
-        });
-        let copy_time = measure(|| world.clone());
-        println!(
-            "{what:<40} plan {:>9.2} ms   record {:>8.2} ms   {} actions {assigned:?}",
-            plan_time.as_secs_f64() * 1e3,
-            record_time.saturating_sub(copy_time).as_secs_f64() * 1e3,
-            planned.actions.len(),
-        );
+    if let Ok(what) = std::env::var("COUNT") {
+        let world = world(10_000, 1, "x1");
+        if what == "plan" {
+            black_box(plan(&world, now()));
+        }
+        return;
+    }
+    println!("Machines of 8 GPUs, as many waiting jobs; median of {RUNS} runs");
+    for size in SIZES {
+        for (what, free, label) in CASES {
+            let world = world(size, free, label);
+            let planned = plan(&world, now());
+            let reasons: BTreeSet<_> = planned.actions.iter().map(|planned| format!("{:?}", planned.reason)).collect();
+            let plan_time = measure(|| plan(&world, now()));
+            let record_time = measure(|| {
+                let mut copy = world.clone();
+                copy.record(&planned, now());
+                copy
+            });
+            let copy_time = measure(|| world.clone());
+            println!(
+                "{size:>6}  {what:<38} plan {:>8.3} ms   record {:>8.3} ms   {} actions {reasons:?}",
+                plan_time.as_secs_f64() * 1e3,
+                record_time.saturating_sub(copy_time).as_secs_f64() * 1e3,
+                planned.actions.len(),
+            );
+        }
+        apply_rows(size);
     }
 }
