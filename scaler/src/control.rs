@@ -6,8 +6,11 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use jiff::Timestamp;
-use pilotlight_runtime::clock::Clock;
+use jiff::{SignedDuration, Timestamp};
+use pilotlight_runtime::{
+    Report,
+    clock::{Clock, Step},
+};
 use pilotlight_wire::{DirectJob, InstanceId, JobId};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     effects::Effects,
     fleet::{Applied, Dirty, Event, Order, Plan, Planned, Refusal, World, plan, view},
+    logs::LogStore,
     metrics::Metrics,
     store::{Commit, Store, StoreError},
 };
@@ -174,13 +178,24 @@ impl Control {
                 }
                 () = sleep(wait) => {}
                 _ = clock_check.tick() => {
-                    if let Some(step) = self.clock.follow_step() {
-                        tracing::warn!(step_seconds = step.as_secs(), "the system's clock was stepped; nothing is judged dead for one grace period");
-                        batch.push(Message::Apply { event: Box::new(Event::ClockStepped), payload: None, reply: None });
+                    if let Some(step) = self.clock.step() {
+                        batch.push(self.stepped(&step).await?);
                     }
                 }
             }
         }
+    }
+
+    /// What is kept by age is so much younger than it will look, and is told so before our time moves.
+    async fn stepped(&self, step: &Step) -> Result<Message, StoreError> {
+        let Step { by, skipped, .. } = *step;
+        tracing::warn!(
+            step_seconds = by.as_secs(),
+            "the system's clock was stepped; nothing is judged dead for one grace period"
+        );
+        keep_longer(&self.store, &self.effects.logs, skipped).await?;
+        self.clock.follow(step);
+        Ok(Message::Apply { event: Box::new(Event::ClockStepped { by, skipped }), payload: None, reply: None })
     }
 
     /// One pass: apply all, plan once, commit once, then reply and act.
@@ -254,6 +269,21 @@ impl Wakers {
             }
         }
     }
+}
+
+/// Lets logs and jobs that are over be kept for as long as they would have been without a skip in time.
+///
+/// # Errors
+/// When the store fails. A log that cannot be marked only goes early.
+pub async fn keep_longer(store: &Store, logs: &LogStore, skipped: SignedDuration) -> Result<(), StoreError> {
+    if !skipped.is_positive() {
+        return Ok(());
+    }
+    store.keep_settled_longer(skipped).await?;
+    if let Err(error) = logs.keep_longer(skipped).await {
+        tracing::warn!(error = %Report(&error), "old logs may be deleted early");
+    }
+    Ok(())
 }
 
 /// Orders, if the answer is orders.

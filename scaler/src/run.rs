@@ -2,7 +2,10 @@
 
 use std::{fs::File, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use pilotlight_runtime::{Report, clock::Clock};
+use pilotlight_runtime::{
+    Report,
+    clock::{Clock, Step},
+};
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
@@ -13,7 +16,7 @@ use crate::{
     config::{Config, Rules},
     control::{self, Control},
     effects::Effects,
-    fleet::World,
+    fleet::{Event, World},
     http::{self, App},
     keys::{AdminToken, KeyError, Keys},
     logs::{LogError, LogStore},
@@ -82,17 +85,27 @@ pub async fn run(config: Config, reloads: mpsc::Receiver<Reload>, shutdown: Canc
     let admin = AdminToken::load_or_create(&admin_file)?;
     let store = Store::open(&database, Arc::clone(&keys))?;
     let loaded = store.load()?;
-    let clock = Clock::system(loaded.floor);
+    let (clock, step) = Clock::resumed(loaded.floor, loaded.floor_age);
     let logs = LogStore::open(&state_dir.join("logs"), clock.clone())?;
     for job in &loaded.jobs {
         logs.create(job.id).await?;
+    }
+
+    if let Some(step) = &step {
+        let step_seconds = step.by.as_secs();
+        tracing::warn!(step_seconds, "the system's clock was stepped since the last scaler; see `pilotlight status`");
+        control::keep_longer(&store, &logs, step.skipped).await?;
     }
 
     let listener =
         TcpListener::bind(config.listen).await.map_err(|source| RunError::Listen { address: config.listen, source })?;
     let address = listener.local_addr().map_err(RunError::Serve)?;
 
-    let world = World::new(config.settings(), rand::random(), clock.now(), loaded.instances, loaded.jobs);
+    let mut world = World::new(config.settings(), rand::random(), clock.now(), loaded.instances, loaded.jobs);
+    if let Some(Step { by, skipped, .. }) = step {
+        // Committed with the first pass; a scaler that dies before that finds the same step again.
+        let _applied = world.apply(Event::ClockStepped { by, skipped }, clock.now());
+    }
     let (rules_sender, rules) = watch::channel(config.rules());
     let local = Arc::new(LocalProvider::new(&state_dir));
     let metrics = Metrics::default();

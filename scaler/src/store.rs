@@ -8,9 +8,11 @@ mod cuts;
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+use pilotlight_runtime::clock;
 use pilotlight_wire::{DirectJob, InstanceId, JobId};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, params};
 use rusqlite_migration::{M, Migrations};
@@ -81,6 +83,8 @@ pub struct Commit {
 pub struct Loaded {
     /// The time reached by the last scaler.
     pub floor: Timestamp,
+    /// How long ago that was by the boot clock; unknown after a reboot.
+    pub floor_age: Option<Duration>,
     /// All instances, tombstones included.
     pub instances: Vec<Instance>,
     /// Jobs that are not settled.
@@ -96,6 +100,23 @@ struct Inner {
     keys: Arc<Keys>,
     writer: Mutex<Connection>,
     reader: Mutex<Connection>,
+    boot: Boot,
+}
+
+/// The kernel's id of this boot. A time of the boot clock beside it tells a stepped wall clock from time that passed.
+struct Boot(String);
+
+impl Boot {
+    fn mark(&self) -> String {
+        format!("{} {}", self.0, clock::boottime().as_millis())
+    }
+
+    /// How long ago a mark was made; `None` for one of another boot.
+    fn age(&self, mark: &str) -> Option<Duration> {
+        let (boot, at) = mark.split_once(' ')?;
+        let at = Duration::from_millis(at.parse().ok().filter(|_| boot == self.0 && !boot.is_empty())?);
+        clock::boottime().checked_sub(at)
+    }
 }
 
 impl std::fmt::Debug for Inner {
@@ -126,6 +147,8 @@ impl Store {
             keys,
             writer: Mutex::new(writer),
             reader: Mutex::new(reader),
+            // Without it, every start is one after a reboot.
+            boot: Boot(clock::boot_id().unwrap_or_default()),
         })))
     }
 
@@ -135,12 +158,16 @@ impl Store {
     /// When the database or one of its rows cannot be read.
     pub fn load(&self) -> Result<Loaded, StoreError> {
         let reader = lock(&self.0.reader);
-        let floor: Option<String> = reader
-            .query_row("SELECT value FROM meta WHERE key = 'now'", [], |row| row.get(0))
-            .optional()
-            .map_err(|source| self.sqlite(source))?;
+        let meta = |key: &str| -> Result<Option<String>, StoreError> {
+            reader
+                .query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0))
+                .optional()
+                .map_err(|source| self.sqlite(source))
+        };
+        let (floor, boot) = (meta("now")?, meta("boot")?);
         Ok(Loaded {
             floor: floor.and_then(|text| text.parse().ok()).unwrap_or(Timestamp::UNIX_EPOCH),
+            floor_age: boot.as_deref().and_then(|text| self.0.boot.age(text)),
             instances: self.documents(&reader, "SELECT id, doc FROM instances", [])?,
             jobs: self.documents(&reader, "SELECT id, doc FROM jobs WHERE settled = 0", [])?,
         })
@@ -215,6 +242,20 @@ impl Store {
         .await
     }
 
+    /// Lets settled jobs be kept for longer: the clock has skipped so much time.
+    ///
+    /// # Errors
+    /// When the database cannot be written.
+    pub async fn keep_settled_longer(&self, by: SignedDuration) -> Result<usize, StoreError> {
+        let milliseconds = i64::try_from(by.as_millis()).unwrap_or(i64::MAX / 4);
+        self.blocking(move |store| {
+            lock(&store.0.writer)
+                .execute("UPDATE jobs SET finished_at = finished_at + ?1 WHERE settled = 1", [milliseconds])
+                .map_err(|source| store.sqlite(source))
+        })
+        .await
+    }
+
     fn commit_blocking(&self, commit: &Commit) -> Result<(), StoreError> {
         let mut writer = lock(&self.0.writer);
         let sqlite = |source| self.sqlite(source);
@@ -268,9 +309,12 @@ impl Store {
         for job in commit.jobs.iter().filter(|job| job.ended().is_some()) {
             transaction.execute("DELETE FROM payloads WHERE job = ?1", [job.id.to_string()]).map_err(sqlite)?;
         }
-        transaction
-            .execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('now', ?1)", [commit.now.to_string()])
-            .map_err(sqlite)?;
+        for (key, value) in [("now", commit.now.to_string()), ("boot", self.0.boot.mark())] {
+            transaction
+                .prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)")
+                .and_then(|mut insert| insert.execute([key, &value]))
+                .map_err(sqlite)?;
+        }
         #[cfg(feature = "failpoints")]
         cuts::before(commit);
         transaction.commit().map_err(sqlite)?;

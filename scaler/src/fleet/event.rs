@@ -94,7 +94,12 @@ pub enum Event {
     /// An admin wants what nobody knows to be destroyed.
     ReapOrphans,
     /// Somebody stepped the system's clock.
-    ClockStepped,
+    ClockStepped {
+        /// How far, ahead or back.
+        by: SignedDuration,
+        /// How far our time has gone with it that never passed.
+        skipped: SignedDuration,
+    },
 }
 
 /// A job as a client submitted it; the label's own values fill what is absent.

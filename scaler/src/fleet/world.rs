@@ -6,6 +6,7 @@
 mod admin;
 mod adoption;
 mod agent;
+mod clock;
 mod health;
 mod jobs;
 mod provider;
@@ -122,6 +123,8 @@ pub struct World {
     pub(super) destroy_errors: BTreeMap<InstanceId, String>,
     /// Since when the config file has errors, and which.
     pub(super) reload_error: Option<(Timestamp, String)>,
+    /// When the system's clock was last stepped, and how far.
+    pub(super) clock_stepped: Option<(Timestamp, SignedDuration)>,
     /// Since when `drain --all` is in force.
     pub(super) paused: Option<Timestamp>,
     pub(super) dirty: Dirty,
@@ -152,6 +155,7 @@ impl World {
             orphans: BTreeMap::new(),
             destroy_errors: BTreeMap::new(),
             reload_error: None,
+            clock_stepped: None,
             paused: None,
             dirty: Dirty::default(),
         };
@@ -228,8 +232,8 @@ impl World {
                 Ok(Applied::Done)
             }
             Event::ReapOrphans => Ok(Applied::Orphans(self.reap_orphans(now))),
-            Event::ClockStepped => {
-                self.grace_until = later(now, self.settings.lease);
+            Event::ClockStepped { by, skipped } => {
+                self.clock_stepped(by, skipped, now);
                 Ok(Applied::Done)
             }
         }

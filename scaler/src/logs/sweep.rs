@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use pilotlight_runtime::{Report, durable};
 use pilotlight_wire::JobId;
 
@@ -38,6 +38,25 @@ impl LogStore {
     pub async fn sweep(&self, keep: Duration) -> Result<usize, LogError> {
         let shared = Arc::clone(&self.0);
         blocking(move || shared.sweep(keep)).await
+    }
+}
+
+impl LogStore {
+    /// Lets the finished logs be kept for longer: the clock has skipped so much time.
+    ///
+    /// # Errors
+    /// When the directory cannot be read or a mark not be written; the others may be done.
+    pub async fn keep_longer(&self, by: SignedDuration) -> Result<(), LogError> {
+        let shared = Arc::clone(&self.0);
+        blocking(move || {
+            for (closed_at, job) in shared.finished()? {
+                let mark = shared.closed_path(job);
+                let later = closed_at.saturating_add(by).unwrap_or(Timestamp::MAX);
+                durable::write(&mark, later.to_string().as_bytes()).map_err(io_error("write", &mark))?;
+            }
+            Ok(())
+        })
+        .await
     }
 }
 

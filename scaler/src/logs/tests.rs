@@ -284,6 +284,19 @@ async fn the_sweep_takes_what_was_kept_long_enough() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_skip_of_the_clock_makes_no_log_older() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let (closed, skipped) = (known(&store).await, KEEP * 10);
+    store.close(closed, None).await.unwrap();
+    store.keep_longer(jiff::SignedDuration::try_from(skipped).unwrap()).await.unwrap();
+    tokio::time::sleep(skipped + KEEP / 2).await;
+    assert_eq!(store.sweep(KEEP).await.unwrap(), 0, "half of its time is over");
+    tokio::time::sleep(KEEP).await;
+    assert_eq!(store.sweep(KEEP).await.unwrap(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_disk_takes_the_oldest_finished_first() {
     let dir = tempfile::tempdir().unwrap();
     let clock = Clock::anchored(Timestamp::UNIX_EPOCH);

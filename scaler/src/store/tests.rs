@@ -189,6 +189,8 @@ async fn settled_jobs_are_listed_by_age_and_dropped_by_their_end() {
     assert_eq!(store.job(settled[0].id).await.unwrap().as_ref(), Some(&settled[0]), "each is there by its id");
 
     assert_eq!(store.drop_settled_before(at(98)).await.unwrap(), 2, "before, not at");
+    assert_eq!(store.keep_settled_longer(jiff::SignedDuration::from_secs(50)).await.unwrap(), 3);
+    assert_eq!(store.drop_settled_before(at(140)).await.unwrap(), 0, "the clock has skipped so much");
     assert_eq!(store.settled_jobs(9).await.unwrap(), settled[..3]);
     assert_eq!(store.drop_settled_before(at(1000)).await.unwrap(), 3);
     assert_eq!(store.load().unwrap().jobs.len(), 2, "what is not settled stays, however old");

@@ -48,7 +48,7 @@ pub(crate) enum Op {
     /// The scaler is away for so many seconds.
     Restart(u32),
     LoseDatabase,
-    ClockStepped,
+    ClockStepped(u32),
 }
 
 pub(crate) fn op() -> impl Strategy<Value = Op> {
@@ -81,7 +81,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         8 => (0..7200_u32).prop_map(Op::Advance),
         2 => (0..4000_u32).prop_map(Op::Restart),
         1 => Just(Op::LoseDatabase),
-        1 => Just(Op::ClockStepped),
+        1 => (0..10_000_u32).prop_map(Op::ClockStepped),
     ]
 }
 
@@ -211,9 +211,11 @@ impl Rig {
                 self.restart();
             }
             Op::LoseDatabase => self.lose_database(),
-            Op::ClockStepped => {
+            Op::ClockStepped(minutes) => {
+                let skipped = SignedDuration::from_mins(minutes.into());
+                self.advance(skipped);
                 self.checks.grace(self.now.saturating_add(self.settings().lease).unwrap());
-                self.apply(Event::ClockStepped);
+                self.apply(Event::ClockStepped { by: skipped, skipped });
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use pilotlight_runtime::units::Span;
 use pilotlight_wire::{LabelName, api::Alert};
 
 use super::counted;
@@ -10,6 +11,9 @@ use crate::fleet::{Health, Phase, Plan, Waiting, World, world::BOOTS_ALERT};
 
 /// A provider that cannot be read for this long is worth a look.
 const LIST_ALERT: jiff::SignedDuration = jiff::SignedDuration::from_mins(1);
+
+/// A step of the clock is worth a look for this long.
+const CLOCK_ALERT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24);
 
 /// A destroy that has failed so often is worth a look.
 const DESTROY_ALERT: u32 = 3;
@@ -30,6 +34,20 @@ impl World {
                 "paused",
                 since,
                 "nothing is launched since `drain --all`; `pilotlight drain --resume` ends that".to_owned(),
+            );
+        }
+        if let Some((since, by)) = self.clock_stepped
+            && now.duration_since(since) < CLOCK_ALERT
+        {
+            let half = jiff::SignedDuration::from_millis(500);
+            let far = Span(std::time::Duration::from_secs((by.abs() + half).as_secs().unsigned_abs()));
+            let way = if by.is_negative() { "back" } else { "ahead" };
+            alert(
+                "clock_stepped",
+                since,
+                format!(
+                    "the system's clock went {far} {way}; times never go back, and nothing was judged dead for one lease"
+                ),
             );
         }
         if let Some((since, message)) = &self.list.failing
