@@ -1,5 +1,6 @@
 //! Whole-system tests: golden planner scripts and scenarios with the real programs.
 
+pub mod clock;
 pub mod disk;
 pub mod dockerd;
 pub mod net;

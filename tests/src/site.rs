@@ -266,11 +266,20 @@ impl Site {
     /// # Errors
     /// When it cannot be started.
     pub fn begin(&self, args: &[&str]) -> Result<Submit> {
+        self.begin_with(&[], args)
+    }
+
+    /// As [`Site::begin`], in an environment of its own.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn begin_with(&self, env: &[(&str, String)], args: &[&str]) -> Result<Submit> {
         let (out, stdout) = tempfile::NamedTempFile::new_in(self.dir.path())?.keep()?;
         let (err, stderr) = tempfile::NamedTempFile::new_in(self.dir.path())?.keep()?;
         let child = self
             .client(&["submit", "--label", "cpu", "--image", "pilotlight/host"])
             .args(args)
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .stdout(out)
             .stderr(err)
             .spawn()?;

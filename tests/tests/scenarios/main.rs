@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod admin;
+mod clock;
 mod disk;
 mod dockerd;
 mod ends;
@@ -11,7 +12,14 @@ mod life;
 mod net;
 mod outside;
 
-use std::process::Output;
+use std::{fs, path::Path, process::Output, time::Duration};
+
+use pilotlight_tests::site::Site;
+use serde_json::Value;
+
+/// A job that prints numbered lines until it is told to stop; how many is left in `last`.
+const UNTIL_TOLD: &str = "echo ran >> /marks/ran; i=0; until [ -e /marks/stop ]; do i=$((i+1)); echo line $i; sleep 0.02; \
+                          done; echo $i > /marks/last; exit 5";
 
 fn code(output: &Output) -> i32 {
     output.status.code().unwrap_or(-1)
@@ -43,4 +51,28 @@ fn marked(marks: &std::path::Path) -> String {
         pilotlight_tests::site::ONE_POOL.replace("[placement.here.local]\ngpus = 0\n", ""),
         marks
     ) + "[placement.here.local]\ngpus = 0\n"
+}
+
+/// How many lines an [`UNTIL_TOLD`] job printed.
+fn last(marks: &Path) -> u32 {
+    fs::read_to_string(marks.join("last")).unwrap().trim().parse().unwrap()
+}
+
+/// All machines that ever were, oldest first.
+fn instances(site: &Site) -> Vec<Value> {
+    site.json(&["instances", "--all"]).unwrap().as_array().unwrap().clone()
+}
+
+/// What is known of the job of this name; null before it is accepted.
+fn job(site: &Site, name: &str) -> Value {
+    let jobs = site.json(&["jobs", "--all"]).unwrap();
+    let mut found = jobs.as_array().unwrap().iter().filter(|job| job["name"] == name);
+    let first = found.next().cloned().unwrap_or_default();
+    assert!(found.next().is_none(), "submitted twice: {jobs}");
+    first
+}
+
+/// Lets time pass where that is what is tested.
+fn pause(time: Duration) {
+    std::thread::sleep(time);
 }

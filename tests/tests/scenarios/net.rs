@@ -1,22 +1,20 @@
 //! The network between scaler, agents and clients is cut: in each direction, at each stage, for shorter and for longer
 //! than the lease. What the job's author sees is the same, or one honest word.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, time::Duration};
 
+use pilotlight_runtime::clock::boottime;
 use pilotlight_tests::{
+    clock::fast,
     net::{CLIENTS, Cut, Net, Whose},
     site::{ONE_POOL, Site, signal, wait, wait_within},
 };
 use serde_json::Value;
 
-use super::{code, counting, err, lines, marked, ran};
+use super::{UNTIL_TOLD, code, counting, err, instances, job, last, lines, marked, pause, ran};
 
 /// How long a cut lasts that nobody may notice: a sample is due in it, and with it a new connection.
 const SHORT: Duration = Duration::from_secs(6);
-
-/// A job that prints numbered lines until it is told to stop; how many is left in `last`.
-const UNTIL_TOLD: &str = "echo ran >> /marks/ran; i=0; until [ -e /marks/stop ]; do i=$((i+1)); echo line $i; sleep 0.02; \
-                          done; echo $i > /marks/last; exit 5";
 
 fn site(config: &str) -> (Net, Site) {
     let net = Net::enter().unwrap();
@@ -24,27 +22,6 @@ fn site(config: &str) -> (Net, Site) {
     site.clients_dial(CLIENTS);
     site.start().unwrap();
     (net, site)
-}
-
-fn last(marks: &Path) -> u32 {
-    fs::read_to_string(marks.join("last")).unwrap().trim().parse().unwrap()
-}
-
-fn instances(site: &Site) -> Vec<Value> {
-    site.json(&["instances", "--all"]).unwrap().as_array().unwrap().clone()
-}
-
-/// What is known of the job of this name; null before it is accepted.
-fn job(site: &Site, name: &str) -> Value {
-    let jobs = site.json(&["jobs", "--all"]).unwrap();
-    let mut found = jobs.as_array().unwrap().iter().filter(|job| job["name"] == name);
-    let first = found.next().cloned().unwrap_or_default();
-    assert!(found.next().is_none(), "submitted twice: {jobs}");
-    first
-}
-
-fn pause(time: Duration) {
-    std::thread::sleep(time);
 }
 
 /// Whether the one agent has a file of this name in some assignment.
@@ -165,13 +142,12 @@ fn a_short_lease_is_enough_for_a_machine_with_nothing_to_say() {
     site.finish().unwrap();
 }
 
-#[test]
-fn cut_past_the_lease_without_a_job_the_machine_ends_itself_and_jobs_get_another() {
+fn without_a_job_the_machine_ends_itself_and_jobs_get_another(cut: Cut) {
     let (net, site) = site(&leased("lease = \"5s\"", "idle_timeout = \"10m\""));
     assert_eq!(code(&site.submit(&["--", "true"]).unwrap()), 0);
     wait("the job is forgotten", || Ok(!assignment_has(&site, "assignment.json"))).unwrap();
     let agent = site.agent_pid().unwrap();
-    net.cut(Whose::Agents, Cut::Everything).unwrap();
+    net.cut(Whose::Agents, cut).unwrap();
     // Before the scaler knows anything, by its own clock.
     wait("the agent has left", || Ok(done(&site).is_some_and(|why| why == "lapsed") || first(&site).0 == "gone"))
         .unwrap();
@@ -182,6 +158,43 @@ fn cut_past_the_lease_without_a_job_the_machine_ends_itself_and_jobs_get_another
     wait("another machine is launched", || Ok(instances(&site).len() == 2)).unwrap();
     net.heal().unwrap();
     assert_eq!(waiting.end().unwrap().stdout, b"on\n");
+    site.finish().unwrap();
+}
+
+#[test]
+fn requests_lost_past_the_lease_without_a_job() {
+    without_a_job_the_machine_ends_itself_and_jobs_get_another(Cut::Requests);
+}
+
+#[test]
+fn answers_lost_past_the_lease_without_a_job() {
+    without_a_job_the_machine_ends_itself_and_jobs_get_another(Cut::Answers);
+}
+
+#[test]
+fn cut_off_past_the_lease_without_a_job() {
+    without_a_job_the_machine_ends_itself_and_jobs_get_another(Cut::Everything);
+}
+
+#[test]
+fn a_success_that_was_heard_stays_one_when_its_machine_hears_nothing_and_is_ended() {
+    let marks = tempfile::tempdir().unwrap();
+    let config = marked(marks.path()).replace("idle_timeout", "lost_after = \"5s\"\nidle_timeout");
+    let (net, site) = site(&format!("lease = \"5s\"\n{}", config.replace("\"30s\"", "\"10m\"")));
+    let heard = site.begin(&["--name", "heard", "--", "bash", "-c", UNTIL_TOLD]).unwrap();
+    heard.until("line 20\n").unwrap();
+    net.cut(Whose::Agents, Cut::Answers).unwrap();
+    fs::write(marks.path().join("stop"), "").unwrap();
+    let output = heard.end().unwrap();
+    assert_eq!((code(&output), ran(marks.path())), (5, 1), "{}", err(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), lines(last(marks.path())));
+    // From now on nothing arrives at all.
+    net.cut(Whose::Agents, Cut::Everything).unwrap();
+    wait_within(Duration::from_secs(180), "the silent machine is ended", || Ok(first(&site).0 == "gone")).unwrap();
+    let view = job(&site, "heard");
+    assert_eq!((&view["verdict"], &view["log_gap"]), (&Value::from("failure"), &Value::from(false)));
+    assert_eq!((&view["exit_code"], ran(marks.path())), (&Value::from(5), 1));
+    net.heal().unwrap();
     site.finish().unwrap();
 }
 
@@ -307,5 +320,22 @@ fn a_client_that_is_never_answered_gives_up_and_says_how_to_go_on() {
             assert_eq!(log.stdout, b"on\n");
         }
     }
+    site.finish().unwrap();
+}
+
+#[test]
+fn a_client_that_hears_nothing_for_ten_minutes_leaves_the_job_alone() {
+    let (net, site) = site(ONE_POOL);
+    // Its ten minutes are over in half a minute.
+    let job = site.begin_with(&fast(20).unwrap(), &["--", "bash", "-c", "echo on; sleep 500"]).unwrap();
+    job.until("on\n").unwrap();
+    let began = boottime();
+    net.cut(Whose::Clients, Cut::Everything).unwrap();
+    let output = job.end().unwrap();
+    assert!(boottime() - began > Duration::from_secs(25), "{}", err(&output));
+    net.heal().unwrap();
+    assert_eq!(code(&output), 69, "{}", err(&output));
+    assert!(err(&output).contains("the job goes on; find it again with `pilotlight logs --follow"), "{}", err(&output));
+    assert_eq!(site.json(&["jobs"]).unwrap()[0]["state"], "running");
     site.finish().unwrap();
 }
