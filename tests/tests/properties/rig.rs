@@ -7,7 +7,7 @@ use pilotlight_scaler::{
     fleet::{
         Event, Instance, Job, Plan, Settings, World,
         event::{CreateFailure, Enrol, Submission, Synced},
-        instance::Assignment,
+        instance::{Assignment, AssignmentState},
         plan,
     },
     provider::{Listed, Tags},
@@ -244,7 +244,7 @@ fn reports(world: &World, machine: &Instance) -> Vec<AssignmentReport> {
             job,
             gpus: assignment.gpu_ids.clone(),
             deadline: Some(assignment.deadline),
-            stage: Stage::Running,
+            stage: if assignment.state == AssignmentState::Running { Stage::Running } else { Stage::Accepted },
             detail: None,
         }
     };
