@@ -165,10 +165,12 @@ impl Control {
     pub async fn run(mut self, mut inbox: Inbox, shutdown: CancellationToken) -> Result<(), StoreError> {
         let mut batch = Vec::new();
         let mut clock_check = tokio::time::interval(CLOCK_CHECK);
+        let mut plan = None;
         loop {
             let now = self.clock.now();
-            let plan = self.pass(std::mem::take(&mut batch), &inbox.wakers, now).await?;
-            let wait = plan.wake_at.map(|at| self.clock.until(at));
+            let planned = self.pass(std::mem::take(&mut batch), &inbox.wakers, plan.take(), now).await?;
+            let wait = planned.wake_at.map(|at| self.clock.until(at));
+            plan = Some(planned);
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
                 received = inbox.messages.recv_many(&mut batch, BATCH) => {
@@ -199,7 +201,17 @@ impl Control {
     }
 
     /// One pass: apply all, plan once, commit once, then reply and act.
-    async fn pass(&mut self, batch: Vec<Message>, wakers: &Wakers, now: Timestamp) -> Result<Plan, StoreError> {
+    ///
+    /// Without news the last plan holds: what agents say every few seconds and what is only read would otherwise cost a
+    /// plan each, which grows with the fleet.
+    async fn pass(
+        &mut self,
+        batch: Vec<Message>,
+        wakers: &Wakers,
+        last: Option<Plan>,
+        now: Timestamp,
+    ) -> Result<Plan, StoreError> {
+        let mut news = false;
         let mut replies = Vec::new();
         let mut reads = Vec::new();
         let mut payloads = Vec::new();
@@ -207,6 +219,7 @@ impl Control {
             match message {
                 Message::Read(look) => reads.push(look),
                 Message::Apply { event, payload, reply } => {
+                    news |= !is_routine(&event);
                     let result = self.world.apply(*event, now);
                     if result.is_ok() {
                         payloads.extend(payload.map(|payload| *payload));
@@ -215,9 +228,26 @@ impl Control {
                 }
             }
         }
+        let mut dirty = self.world.take_dirty();
+        news |= !dirty.is_empty();
+        if let Some(last) = last
+            && !news
+            && last.wake_at.is_none_or(|at| now < at)
+        {
+            for (reply, result) in replies {
+                // The asker may have gone.
+                let _gone = reply.send(result);
+            }
+            for look in reads {
+                look(&self.world, &last, now);
+            }
+            return Ok(last);
+        }
         let planned = plan(&self.world, now);
         self.world.record(&planned, now);
-        let dirty = self.world.take_dirty();
+        let Dirty { instances, jobs } = self.world.take_dirty();
+        dirty.instances.extend(instances);
+        dirty.jobs.extend(jobs);
         if !dirty.is_empty() {
             self.store.commit(self.commit(&dirty, payloads, now)).await?;
         }
@@ -255,6 +285,12 @@ impl Control {
             payloads,
         }
     }
+}
+
+/// Whether an event changes nothing that a plan depends on, unless it leaves something to commit: a machine that was
+/// heard only lives longer, and the last plan wakes no later for it.
+fn is_routine(event: &Event) -> bool {
+    matches!(event, Event::Synced(_) | Event::SyncAnswered(_))
 }
 
 impl Wakers {
