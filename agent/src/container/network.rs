@@ -109,7 +109,7 @@ impl Networks {
             Err(error) if status(&error) == Some(404) => {}
             Err(source) => {
                 let error = EngineError { doing: format!("remove network {name}"), source };
-                tracing::warn!(error = %Report(&error), "left to the reaper");
+                tracing::warn!(error = %Report(&error), "not removed yet");
             }
         }
     }

@@ -230,7 +230,11 @@ impl Task {
             Ok(()) => {}
             // No answer: it may run. Docker is asked again, or the job would run here and elsewhere.
             Err(error) if error.status().is_none() => return Err(Early::Again),
-            Err(error) => return Err(start_failed(&error, &image)),
+            Err(error) => match self.look().await {
+                Ok(Found::Created) => return Err(start_failed(&error, &image)),
+                // Docker says that it failed, and the container ran.
+                _ => return Err(Early::Again),
+            },
         }
         failpoint!("agent.container.started");
         let started_at = self.context.clock.now();

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -194,6 +195,26 @@ impl Rig {
         assert_eq!((self.containers().await.len(), self.networks().await), (0, 0));
         assert_eq!(self.cgroups(None), Vec::<PathBuf>::new());
         assert_eq!(reap(&engine, self.context.instance, &BTreeSet::new()).await.unwrap(), 0);
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        // Docker has thirty networks for everybody: a test that failed must not keep its own.
+        let filter = format!("label=pilotlight.instance={}", self.context.instance);
+        let docker = |args: &[&str]| Command::new("docker").args(args).output();
+        for (list, remove) in [(["ps", "-aq"], ["rm", "-f"]), (["network", "ls"], ["network", "rm"])] {
+            let Ok(found) = docker(&[list[0], list[1], "-q", "--filter", &filter]) else { continue };
+            for id in String::from_utf8_lossy(&found.stdout).lines() {
+                let _best_effort = docker(&[remove[0], remove[1], id]);
+            }
+        }
+        for assignments in self.cgroups(None) {
+            let _best_effort = Command::new("find").arg(assignments).args(["-depth", "-type", "d", "-delete"]).output();
+        }
     }
 }
 

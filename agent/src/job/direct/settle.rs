@@ -5,7 +5,7 @@ use std::{fs, time::Duration};
 use jiff::Timestamp;
 use pilotlight_runtime::{Report, failpoint, units::Size};
 use pilotlight_wire::{Usage, Verdict};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{Task, watching::Watched};
 use crate::{
@@ -16,6 +16,11 @@ use crate::{
 
 /// Cleaning up has a deadline of its own; what is left then is the reaper's.
 const CLEAN_UP: Duration = Duration::from_secs(60);
+
+/// How often and how long apart a container is removed that Docker cannot remove: whoever waits for the job's end waits
+/// for this, too.
+const REMOVE_TRIES: u32 = 4;
+const REMOVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A disk with less is full for a job, bytes.
 const FULL: u64 = 16 * 1024 * 1024;
@@ -102,8 +107,15 @@ impl Task {
     pub(super) async fn clean_up(&self) {
         let work = async {
             self.attacher.end().await;
-            if let Err(error) = self.remove_container().await {
-                tracing::warn!(error = %Report(&error), "left to the reaper");
+            for last in (0..REMOVE_TRIES).rev() {
+                match self.remove_container().await {
+                    Ok(()) => break,
+                    Err(error) if last == 0 => tracing::warn!(error = %Report(&error), "left to the reaper"),
+                    Err(error) => {
+                        tracing::warn!(error = %Report(&error), "trying again");
+                        sleep(REMOVE_PAUSE).await;
+                    }
+                }
             }
             failpoint!("agent.container.removed");
             self.cgroup.kill().await;
