@@ -15,11 +15,15 @@ use std::{
 };
 
 use clap::Args;
-use pilotlight_runtime::{clock::boottime, failpoint};
+use jiff::{SignedDuration, Timestamp};
+use pilotlight_runtime::{
+    clock::{Clock, boottime},
+    failpoint,
+};
 use pilotlight_wire::AssignmentId;
 
 use self::{
-    docker::{Api, State},
+    docker::{Api, Look, holds_its_streams},
     spool::Spool,
 };
 use crate::job::AssignmentDir;
@@ -27,11 +31,11 @@ use crate::job::AssignmentDir;
 /// What the agent reads once Docker has attached.
 pub const READY: &str = "ready";
 
-/// What stands behind the pid in the lock once the stream has ended with its container.
+/// What stands last in the lock once the stream has ended with its container.
 pub(crate) const END: &str = "end\n";
 
-/// What stands there when the stream ended and Docker was not there to say why: the container may go on.
-pub(crate) const CUT: &str = "cut\n";
+/// What stands before that when Docker was not there at the end of the stream: nobody has seen how the container ended.
+pub(crate) const AWAY: &str = "away\n";
 
 /// What stands behind the pid from the beginning when output may be missing already.
 pub(crate) const GAPPED: &str = "gap\n";
@@ -45,10 +49,13 @@ pub const GAP: &str = "output may be missing here: the process that read it was 
 /// How often a silent stream is left to look at the container and the clock.
 const GLANCE: Duration = Duration::from_secs(2);
 
-/// How long a container whose stream has ended may be shown as running. Its init holds the stream open to the last, so
-/// one that really runs has lost its reader.
-const STILL_RUNNING: Duration = Duration::from_secs(5);
-const STILL_RUNNING_PAUSE: Duration = Duration::from_millis(20);
+/// How long after the end of its streams Docker may know of a container's end, and how far apart the two may seem.
+const END_KNOWN: Duration = Duration::from_secs(10);
+const END_SLACK: SignedDuration = SignedDuration::from_millis(500);
+const END_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a Docker that does not answer at the end of a stream is asked again.
+const DOCKER_BACK: Duration = Duration::from_secs(600);
 
 /// How often and how long apart the lock is tried.
 const LOCK_TRIES: u32 = 20;
@@ -126,11 +133,13 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
         Spool::open(&path, args.max_log).map_err(|source| AttachError::File { path: path.clone(), source })?;
     if args.resume {
         lock.write_all(GAPPED.as_bytes()).map_err(|source| AttachError::File { path: dir.attach_lock(), source })?;
-        spool.notice(GAP);
     }
     let docker = |source| AttachError::Docker { container: args.container.clone(), source };
     let api = Api::new(&args.socket);
     let mut stream = api.attach(&args.container, GLANCE).map_err(docker)?;
+    if args.resume {
+        spool.notice(GAP);
+    }
     failpoint!("attach.ready.unsaid");
     writeln!(io::stdout(), "{READY}").and_then(|()| io::stdout().flush()).map_err(AttachError::Ready)?;
 
@@ -140,12 +149,12 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     let mut killed = false;
     let mut glanced = boottime();
     let end = loop {
+        let mut silent = false;
         match stream.read(frames.space()) {
             // Measured: a dockerd that is stopped or killed closes the stream like a container that ends.
-            Ok(0) if is_over(&api, &args.container) => break END,
-            Ok(0) => break CUT,
+            Ok(0) => break last_word(&api, &args.container),
             Ok(read) => frames.take_in(read, |bytes| spool.append(bytes)),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => silent = true,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(source) => return Err(docker(source)),
         }
@@ -158,9 +167,10 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
             tracing::warn!(container = args.container, "the job outlived its deadline and its agent; killed");
             killed = api.kill(&args.container).is_ok();
         }
-        // Measured: an attach to a container that was removed before its start hangs for ever.
-        if api.state(&args.container).is_ok_and(|state| state == State::Removed) {
-            break END;
+        // Measured: an attach to a container that was removed before its start hangs for ever. What a container that
+        // was removed later has written is read to its end first.
+        if silent && api.is_removed(&args.container) {
+            break END.to_owned();
         }
     };
     let lost = spool.finish().map_or_else(String::new, |bytes| format!("{LOST}{bytes}\n"));
@@ -170,18 +180,29 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Whether a stream ended because its container did. A Docker that does not answer is the one that was cut off.
-fn is_over(api: &Api, container: &str) -> bool {
-    let since = boottime();
-    loop {
-        match api.state(container) {
-            Ok(State::Running) if boottime().saturating_sub(since) < STILL_RUNNING => {
-                std::thread::sleep(STILL_RUNNING_PAUSE);
-            }
-            Ok(State::Running) | Err(_) => return false,
-            Ok(State::Over | State::Removed) => return true,
+/// What to write down of a stream that has ended. Docker knows of a container's end only a moment after its streams', so
+/// the first process is looked at, where it can be seen: while that lives and is not on its way out, it is the connection
+/// that broke. A Docker that does not answer is waited for: with the container, or only its reader, gone, it says so.
+fn last_word(api: &Api, container: &str) -> String {
+    let (ended, wall) = (boottime(), Clock::system(Timestamp::MIN).now());
+    let mut away = "";
+    let end = loop {
+        let waited = boottime().saturating_sub(ended);
+        // One that ran on without a reader may have written more.
+        let slack = if away.is_empty() { END_SLACK } else { SignedDuration::ZERO };
+        match api.look(container) {
+            Ok(Look::Absent) if away.is_empty() => break END,
+            Ok(Look::Absent) => break "",
+            Ok(Look::Over { at }) => break if at.is_some_and(|at| at.duration_since(wall) > slack) { "" } else { END },
+            Ok(Look::Alive { pid }) if holds_its_streams(pid) => break "",
+            Ok(Look::Alive { .. }) if waited >= END_KNOWN => break "",
+            Ok(Look::Alive { .. }) => {}
+            Err(_) if waited >= DOCKER_BACK => break "",
+            Err(_) => away = AWAY,
         }
-    }
+        std::thread::sleep(END_PAUSE);
+    };
+    format!("{away}{end}")
 }
 
 /// Marks that output may be missing at the end of a spool whose attach process is dead.

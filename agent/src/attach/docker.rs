@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use serde::Deserialize;
 
 /// A version that every Docker from 20.10 on speaks, newer ones included.
@@ -15,24 +16,24 @@ const VERSION: &str = "v1.41";
 /// How long a plain call may take.
 const CALL: Duration = Duration::from_secs(10);
 
-/// The longest answer that is read, bytes.
+/// An answer about one container is a few KiB.
 const MAX_ANSWER: u64 = 4 * 1024 * 1024;
-
-/// How a container is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// Running, paused, or about to be started.
-    Running,
-    /// It has ended.
-    Over,
-    /// It is not there any more.
-    Removed,
-}
 
 /// Docker behind its socket.
 #[derive(Debug)]
 pub(super) struct Api {
     socket: PathBuf,
+}
+
+/// How a container is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// There is none.
+    Absent,
+    /// Made, or running with a first process of that id.
+    Alive { pid: i32 },
+    /// It has ended, then.
+    Over { at: Option<Timestamp> },
 }
 
 impl Api {
@@ -60,18 +61,19 @@ impl Api {
         }
     }
 
-    /// Looks at the container. A Docker that does not answer says nothing.
-    pub(super) fn state(&self, container: &str) -> io::Result<State> {
-        let path = format!("/containers/{container}/json");
-        let (status, reader) = self.send("GET", &path, "Connection: close\r\n")?;
+    /// Whether the container is known to be gone. A Docker that does not answer says nothing.
+    pub(super) fn is_removed(&self, container: &str) -> bool {
+        self.look(container).is_ok_and(|look| look == Look::Absent)
+    }
+
+    /// Looks at the container.
+    pub(super) fn look(&self, container: &str) -> io::Result<Look> {
+        let (status, reader) = self.send("GET", &format!("/containers/{container}/json"), "Connection: close\r\n")?;
         match status {
-            200 => {}
-            404 => return Ok(State::Removed),
-            other => return Err(io::Error::other(format!("Docker answers {other}"))),
+            200 => Ok(judge(serde_json::from_reader(reader.take(MAX_ANSWER))?)),
+            404 => Ok(Look::Absent),
+            other => Err(io::Error::other(format!("Docker answers {other}"))),
         }
-        let mut body = Vec::new();
-        reader.take(MAX_ANSWER).read_to_end(&mut body)?;
-        state(&body)
     }
 
     /// Sends a request without a body and reads the head of the answer.
@@ -79,10 +81,10 @@ impl Api {
         let mut stream = UnixStream::connect(&self.socket)?;
         stream.set_read_timeout(Some(CALL))?;
         stream.set_write_timeout(Some(CALL))?;
-        let length = if method == "POST" { "Content-Length: 0\r\n" } else { "" };
-        // An answer to the older version comes in one piece and ends with the connection.
-        let http = if method == "POST" { "1.1" } else { "1.0" };
-        write!(stream, "{method} /{VERSION}{path} HTTP/{http}\r\nHost: docker\r\n{headers}{length}\r\n")?;
+        // To a GET in the older version of the protocol Docker answers in one piece, not in chunks.
+        let (minor, length) = if method == "POST" { (1, "Content-Length: 0\r\n") } else { (0, "") };
+        let head = format!("{method} /{VERSION}{path} HTTP/1.{minor}\r\nHost: docker\r\n{headers}{length}\r\n");
+        stream.write_all(head.as_bytes())?;
         let mut reader = BufReader::with_capacity(super::BUFFER, stream);
         let mut line = String::new();
         // A head of more than 64 KiB is not Docker's.
@@ -104,22 +106,41 @@ impl Api {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Inspected {
-    state: InspectedState,
+struct Container {
+    state: State,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct InspectedState {
+struct State {
     status: String,
+    pid: i32,
+    finished_at: String,
 }
 
-fn state(body: &[u8]) -> io::Result<State> {
-    let Inspected { state } = serde_json::from_slice(body)?;
-    Ok(match state.status.as_str() {
-        "exited" | "dead" | "removing" => State::Over,
-        _ => State::Running,
-    })
+fn judge(container: Container) -> Look {
+    let State { status, pid, finished_at } = container.state;
+    match status.as_str() {
+        "exited" | "dead" | "removing" => Look::Over { at: finished_at.parse().ok() },
+        _ => Look::Alive { pid },
+    }
+}
+
+/// Whether a container's first process is alive as far as can be seen from here, and not in the middle of its exit:
+/// that is when its streams end.
+pub(super) fn holds_its_streams(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat_is_alive(&stat))
+}
+
+fn stat_is_alive(stat: &str) -> bool {
+    /// The kernel's `PF_EXITING`.
+    const EXITING: u64 = 0x4;
+    // The name in parentheses may hold anything. Behind it: the state first, the flags seventh.
+    let Some((_, rest)) = stat.rsplit_once(')') else { return false };
+    let mut fields = rest.split_ascii_whitespace();
+    let dead = matches!(fields.next(), None | Some("Z" | "X" | "x"));
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok());
+    !dead && flags.is_some_and(|flags| flags & EXITING == 0)
 }
 
 #[cfg(test)]
@@ -127,16 +148,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_state_that_says_so_is_an_end() {
+    fn a_process_holds_its_streams_until_it_begins_to_exit() {
+        let stat = |state: &str, flags: u32| format!("7 (a ) Z b) {state} 1 7 7 0 -1 {flags} 0 0 0 0");
+        assert!(stat_is_alive(&stat("S", 0x0040_0100)));
+        for gone in [stat("Z", 0x0040_0100), stat("R", 0x0040_0104), String::new(), "7 (x) S 1".to_owned()] {
+            assert!(!stat_is_alive(&gone), "{gone}");
+        }
+        assert!(holds_its_streams(i32::try_from(std::process::id()).unwrap()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        while holds_its_streams(pid) {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!holds_its_streams(pid));
+    }
+
+    #[test]
+    fn only_an_end_is_an_end() {
         let look = |status: &str| {
-            state(format!(r#"{{"Id":"x","State":{{"Status":"{status}"}},"Args":["exited"]}}"#).as_bytes())
+            let state = format!(r#"{{"Status":"{status}","Pid":12,"FinishedAt":"2026-01-01T00:00:00.5Z","More":[]}}"#);
+            judge(serde_json::from_str(&format!(r#"{{"Id":"x","State":{state}}}"#)).unwrap())
         };
+        for status in ["created", "running", "paused", "restarting", "another"] {
+            assert_eq!(look(status), Look::Alive { pid: 12 }, "{status}");
+        }
         for status in ["exited", "dead", "removing"] {
-            assert_eq!(look(status).unwrap(), State::Over);
+            assert_eq!(look(status), Look::Over { at: Some("2026-01-01T00:00:00.5Z".parse().unwrap()) });
         }
-        for status in ["created", "running", "paused", "restarting", "stopping"] {
-            assert_eq!(look(status).unwrap(), State::Running);
-        }
-        assert!(state(b"<html>").is_err());
     }
 }

@@ -142,8 +142,8 @@ impl Task {
                 Ok(found) => found,
                 // A job that has been started must not be run a second time elsewhere.
                 Err(error) if self.dir.started().exists() => {
-                    let reason = format!("nobody knows how it ended: {}", error.message());
-                    return self.early(Early::Finished(Verdict::Infrastructure, Some(reason)));
+                    let lost = self.lost(format!("nobody knows how it ended: {}", error.message())).await;
+                    return self.settle(lost).await;
                 }
                 Err(error) => return self.early(Early::Refused(error.message())),
             };
@@ -165,8 +165,7 @@ impl Task {
                     }
                 }
                 Found::Absent if self.dir.started().exists() => {
-                    let reason = "its container is gone and nobody knows how it ended".to_owned();
-                    return self.early(Early::Finished(Verdict::Infrastructure, Some(reason)));
+                    self.lost("its container is gone and nobody knows how it ended".to_owned()).await
                 }
                 Found::Absent => match self.begin().await {
                     Ok(watched) => watched,
@@ -176,6 +175,11 @@ impl Task {
             };
             return self.settle(watched).await;
         }
+    }
+
+    /// A job of an earlier agent, or one whose start was not answered, of whose end nobody knows.
+    async fn lost(&self, reason: String) -> Watched {
+        self.lose(reason, &mut self.attacher.find(), false, Wish::Run).await
     }
 
     /// From nothing to a container that runs.

@@ -13,7 +13,7 @@ use tokio::{
 
 use super::AssignmentDir;
 use crate::{
-    attach::{CUT, END, GAPPED, LOST, READY, mark_gap, mark_lost},
+    attach::{AWAY, END, GAPPED, LOST, READY, mark_gap, mark_lost},
     container::{Engine, attach_pid, end_attach},
     disk,
 };
@@ -35,13 +35,11 @@ pub(super) struct Attacher {
 
 /// How an attach process has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    /// At the end of the stream, and Docker said that the container was over.
-    AtTheEnd,
-    /// At the end of the stream; Docker was gone, too.
-    WithoutDocker,
-    /// Without a word.
-    Dead,
+pub(super) struct Left {
+    /// At the end of the stream, which was the container's own; else some of the output may be missing.
+    pub(super) at_the_end: bool,
+    /// Docker was not there then: nobody has seen how the container ended.
+    pub(super) without_docker: bool,
 }
 
 /// The process that reads a container's output.
@@ -113,11 +111,8 @@ impl Attacher {
 
     /// How the attach process, now gone, has left.
     pub(super) fn left(&self) -> Left {
-        match std::fs::read_to_string(self.dir.attach_lock()) {
-            Ok(text) if text.ends_with(END) => Left::AtTheEnd,
-            Ok(text) if text.ends_with(CUT) => Left::WithoutDocker,
-            _ => Left::Dead,
-        }
+        let text = std::fs::read_to_string(self.dir.attach_lock()).unwrap_or_default();
+        Left { at_the_end: text.ends_with(END), without_docker: text.contains(AWAY) }
     }
 
     /// Whether the attach process, now gone, knew of output that is missing; what it could not write into the spool is
@@ -143,6 +138,11 @@ impl Attacher {
         if let Err(error) = disk::blocking(&self.agent_dir, move || write(&dir)).await {
             tracing::warn!(error = %Report(&error), "a gap in the output is not marked");
         }
+    }
+
+    /// Bytes of the spool.
+    pub(super) fn size(&self) -> u64 {
+        std::fs::metadata(self.dir.spool()).map_or(0, |spool| spool.len())
     }
 
     /// Ends the attach process, if one lives.

@@ -4,12 +4,14 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod again;
+mod cuts;
 mod docker;
 mod ends;
 mod gpus;
 mod images;
 mod leftovers;
 mod output;
+mod proxy;
 mod registry;
 mod rig;
 mod wishes;

@@ -259,6 +259,10 @@ impl Job {
         Pid::from_raw(text.lines().next().unwrap().parse().unwrap()).unwrap()
     }
 
+    pub(crate) fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// The agent is killed.
     pub(crate) async fn lose(self) {
         self.task.abort();

@@ -12,10 +12,7 @@ use super::{
 };
 use crate::{
     container::{EngineError, Exit, Found},
-    job::{
-        Wish,
-        output::{Left, Output},
-    },
+    job::{Wish, output::Output},
 };
 
 /// How long the attach process may take to the end of the stream after the container's exit.
@@ -87,7 +84,7 @@ impl Task {
                 }
                 Ok(Found::Absent | Found::Created) => {
                     let reason = "its container was removed while it ran".to_owned();
-                    return Watched::Lost { reason, gap, wish };
+                    return self.lose(reason, &mut output, gap, wish).await;
                 }
                 Err(error) => {
                     let since = *docker_gone.get_or_insert_with(Instant::now);
@@ -95,12 +92,12 @@ impl Task {
                     tracing::warn!(error = %Report(&error), "Docker does not answer; the job may go on");
                     if since.elapsed() >= DOCKER_GONE {
                         let reason = format!("Docker did not answer for {} s", DOCKER_GONE.as_secs());
-                        return Watched::Lost { reason, gap, wish };
+                        return self.lose(reason, &mut output, gap, wish).await;
                     }
                     sleep(DOCKER_PAUSE).await;
                 }
             }
-            if output.is_over() && docker_gone.is_none() && self.attacher.left() != Left::AtTheEnd {
+            if output.is_over() && docker_gone.is_none() && !self.attacher.left().at_the_end {
                 gap |= self.attach_again(&mut output).await;
             }
             tokio::select! {
@@ -114,13 +111,8 @@ impl Task {
                 () = until(kill_at) => {
                     // Nothing of it runs: whoever waits for that end need not wait for Docker.
                     if self.cgroup.kill().await && docker_gone.is_some() {
-                        self.end_of_stream(&mut output).await;
-                        gap |= self.attacher.gap().await;
-                        if self.attacher.left() != Left::AtTheEnd {
-                            self.attacher.mark_gap().await;
-                            gap = true;
-                        }
-                        return Watched::Lost { reason: "killed while Docker did not answer".to_owned(), gap, wish };
+                        let reason = "killed while Docker did not answer".to_owned();
+                        return self.lose(reason, &mut output, gap, wish).await;
                     }
                     // A container whose processes are gone and that Docker still shows gets another try.
                     kill_at = Some(Instant::now() + STREAM_END);
@@ -169,17 +161,13 @@ impl Task {
         failpoint!("agent.output.ended");
         let engine = &self.context.engine;
         let left = self.attacher.left();
-        if left == Left::WithoutDocker && sight == Sight::Whole {
+        if left.without_docker && sight == Sight::Whole {
             // An earlier agent may not have been there to see it; the attach process was.
             sight = Sight::Broken { waited: None, away: None };
         }
         // One that only did not answer for a while has seen the end as well as any.
         let same = sight != Sight::Whole && engine.remembers_start(&self.name, exit.started_at).await;
-        let cut = match left {
-            Left::AtTheEnd => false,
-            Left::WithoutDocker => !same,
-            Left::Dead => true,
-        };
+        let cut = !left.at_the_end;
         if cut {
             self.attacher.mark_gap().await;
         }
@@ -194,12 +182,28 @@ impl Task {
         Watched::Exited { exit, code, gap, wish }
     }
 
-    /// Waits for the last of the output. A stream that somebody else holds open is left after a while.
+    /// The same of a container of whose end nobody knows. It may still run, and print; now it must not.
+    pub(super) async fn lose(&self, reason: String, output: &mut Output, gap: bool, wish: Wish) -> Watched {
+        self.cgroup.kill().await;
+        self.end_of_stream(output).await;
+        let cut = !self.attacher.left().at_the_end;
+        if cut {
+            self.attacher.mark_gap().await;
+        }
+        Watched::Lost { reason, gap: self.attacher.gap().await || gap || cut, wish }
+    }
+
+    /// Waits for the last of the output, for as long as more comes. A stream that somebody else holds open is left after a
+    /// while.
     async fn end_of_stream(&self, output: &mut Output) {
-        if timeout(STREAM_END, output.ended()).await.is_err() {
-            tracing::warn!(container = self.name, "the output did not end with the container");
-            self.attacher.end().await;
-            output.ended().await;
+        let mut size = self.attacher.size();
+        while timeout(STREAM_END, output.ended()).await.is_err() {
+            let now = self.attacher.size();
+            if now == size {
+                tracing::warn!(container = self.name, "the output did not end with the container");
+                self.attacher.end().await;
+            }
+            size = now;
         }
     }
 }
