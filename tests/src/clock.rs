@@ -34,10 +34,28 @@ impl FakeClock {
     /// # Errors
     /// When the file cannot be written.
     pub fn set(&self, seconds: i64) -> Result<()> {
+        self.write(&format!("{seconds:+}"))
+    }
+
+    fn write(&self, text: &str) -> Result<()> {
         // Renamed into its place: a program that looks in between sees the one or the other.
         let new = self.dir.path().join("offset.new");
-        fs::write(&new, format!("{seconds:+}"))?;
+        fs::write(&new, text)?;
         Ok(fs::rename(new, self.offset())?)
+    }
+
+    /// Lets all clocks of a program that runs in [`FakeClock::env_of_all`], and what it waits for, go so many times as
+    /// fast.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn hurry(&self, times: u32) -> Result<()> {
+        self.write(&format!("+0 x{times}"))
+    }
+
+    /// The environment of a program that goes by this clock with all its clocks.
+    pub fn env_of_all(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.env().into_iter().filter(|(name, _)| *name != "FAKETIME_DONT_FAKE_MONOTONIC")
     }
 
     /// The environment of a program that goes by this clock.
@@ -64,14 +82,6 @@ impl FakeClock {
     fn offset(&self) -> PathBuf {
         self.dir.path().join("offset")
     }
-}
-
-/// An environment in which all clocks of a program, and what it waits for, run so many times as fast.
-///
-/// # Errors
-/// When libfaketime is missing.
-pub fn fast(times: u32) -> Result<[(&'static str, String); 2]> {
-    Ok([("LD_PRELOAD", library()?.display().to_string()), ("FAKETIME", format!("+0 x{times}"))])
 }
 
 /// Writes a shell script.

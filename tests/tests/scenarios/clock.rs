@@ -23,7 +23,7 @@ fn bounded(marks: &Path) -> String {
     let pool = "max_lifetime = \"1h\"\nidle_timeout = \"5m\"";
     let config =
         marked(marks).replace("idle_timeout = \"30s\"", pool).replacen("pool = ", "timeout = \"30m\"\npool = ", 1);
-    format!("lease = \"3s\"\n{config}")
+    format!("lease = \"8s\"\n{config}")
 }
 
 fn site(config: &str, clock: &FakeClock) -> Site {
@@ -39,7 +39,7 @@ fn site(config: &str, clock: &FakeClock) -> Site {
 fn step(site: &Site, clock: &FakeClock, offset: i64, told: &str) {
     clock.set(offset).unwrap();
     alerted(site, told);
-    pause(Duration::from_secs(6));
+    pause(Duration::from_secs(10));
 }
 
 fn alerted(site: &Site, told: &str) {
@@ -146,7 +146,7 @@ fn a_machine_boots_while_the_scalers_clock_goes_back() {
 #[test]
 fn a_scaler_that_starts_with_its_clock_in_the_past_goes_on_from_the_time_it_had_reached() {
     let (marks, clock) = (tempfile::tempdir().unwrap(), FakeClock::new().unwrap());
-    let mut site = site(&bounded(marks.path()).replace("lease = \"3s\"", LONG_LEASE), &clock);
+    let mut site = site(&bounded(marks.path()).replace("lease = \"8s\"", LONG_LEASE), &clock);
     let running = site.begin(&["--name", "across", "--", "bash", "-c", UNTIL_TOLD]).unwrap();
     running.until("line 20\n").unwrap();
     assert_eq!(code(&site.submit(&["--name", "before", "--", "true"]).unwrap()), 0);
@@ -182,7 +182,7 @@ fn a_clock_that_is_set_while_no_scaler_runs_ends_no_job() {
     clock.set(DAYS_400).unwrap();
     site.start().unwrap();
     alerted(&site, "ahead");
-    pause(Duration::from_secs(8));
+    pause(Duration::from_secs(12));
     assert_eq!(job(&site, "across")["state"], "running", "{}", site.logs());
     fs::write(marks.path().join("stop"), "").unwrap();
     let output = running.end().unwrap();
