@@ -6,7 +6,7 @@ use pilotlight_wire::{DirectJob, Verdict, Volume};
 use crate::rig::{Rig, finished, image};
 
 #[tokio::test]
-async fn exit_codes_are_the_jobs_own() {
+async fn c32_exit_codes_are_the_jobs_own() {
     let rig = Rig::new().await;
     for want in [0, 1, 2, 22, 126, 127, 137, 143, 255] {
         let end = rig.run(&rig.script(&format!("exit {want}"))).await;
@@ -32,7 +32,7 @@ async fn use_is_measured_from_start_to_exit() {
 }
 
 #[tokio::test]
-async fn out_of_memory_is_told_apart() {
+async fn c32_out_of_memory_is_told_apart() {
     let mut rig = Rig::new().await;
     rig.context.share.memory_bytes = (256 + 64) * 1024 * 1024;
     let end = rig.run(&rig.script("exec tail /dev/zero")).await;
@@ -43,7 +43,24 @@ async fn out_of_memory_is_told_apart() {
 }
 
 #[tokio::test]
-async fn environment_arrives_byte_for_byte() {
+async fn c22_shared_memory_is_half_of_the_jobs_memory_share() {
+    let mut rig = Rig::new().await;
+    for (machine, share) in [(1024, 768), (384, 128)] {
+        rig.context.share.memory_bytes = machine << 20;
+        let (text, end) = rig.output(&rig.script("df -B1 --output=size /dev/shm | tail -1")).await;
+        assert_eq!((text.trim(), end.code), ((share << 19).to_string().as_str(), Some(0)), "{end:?}");
+    }
+    rig.context.share.memory_bytes = 1024 << 20;
+    // Four times Docker's own 64 MiB; and beyond the half it is a full disk, not a dead machine.
+    let script = "head -c 256M /dev/zero > /dev/shm/x && stat -c %s /dev/shm/x; head -c 256M /dev/zero > /dev/shm/y";
+    let (text, end) = rig.output(&rig.script(script)).await;
+    assert!(text.starts_with("268435456\n") && text.contains("No space left"), "{text}");
+    assert_eq!((end.verdict, end.code), (Verdict::Failure, Some(1)), "{end:?}");
+    rig.finish().await;
+}
+
+#[tokio::test]
+async fn c31_environment_arrives_byte_for_byte() {
     let rig = Rig::new().await;
     let long: String = ('!'..='~').cycle().take(100 * 1024).collect();
     for value in ["a b", "l1\nl2\n", "'\"\\$(id)`id`", "a=b", "", "🔥\u{7f}\t\r\n\n", &long] {

@@ -62,3 +62,23 @@ async fn past_the_limit_output_is_counted_and_dropped_with_a_word() {
     assert!(text.ends_with("[pilotlight] 3005 bytes were dropped past max_log\n"), "{text}");
     rig.finish().await;
 }
+
+#[tokio::test]
+async fn what_is_written_in_the_moment_of_the_exit_is_never_lost() {
+    let rig = Rig::new().await;
+    for n in 0..10 {
+        let jobs = [
+            // The last write is the last thing before the exit: by the first process, by a child, through a pipe.
+            (format!("echo last {n}"), format!("last {n}\n")),
+            (format!("exec printf 'last %s' {n}"), format!("last {n}")),
+            (format!("(echo last {n} >&2)"), format!("last {n}\n")),
+            (format!("head -c 65536 /dev/zero | tr '\\0' {n}"), n.to_string().repeat(65536)),
+            (format!("echo last {n}; kill -KILL $$"), format!("last {n}\n")),
+        ];
+        for (script, want) in jobs {
+            let (text, end) = rig.output(&rig.script(&script)).await;
+            assert!(text == want && !end.gap, "{script}: {text:?}, {end:?}");
+        }
+    }
+    rig.finish().await;
+}
