@@ -1,6 +1,7 @@
 //! One scaler of a test's own: the real programs, real Docker, its own state directory and port.
 
 mod machine;
+mod output;
 
 use std::{
     ffi::OsString,
@@ -23,6 +24,7 @@ use crate::{
     dockerd::Dockerd,
     store,
 };
+pub use output::{Peaks, peak_rss};
 
 /// How long anything may take before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);

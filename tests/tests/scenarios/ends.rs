@@ -7,20 +7,54 @@ use serde_json::Value;
 
 use super::{code, err};
 
-#[test]
-fn exit_codes_are_the_jobs_own_and_the_result_file_tells_them_apart() {
-    let site = Site::new(ONE_POOL).unwrap();
+/// Runs a script, and gives `submit`'s code and what the result file tells.
+fn ended(site: &Site, options: &[&str], script: &str) -> (i32, Value) {
     let result = site.path("result.json");
-    for want in [0, 1, 7, 22, 75, 126, 127, 137, 143, 255] {
-        let script = format!("exit {want}");
-        let args = ["--result-file", result.to_str().unwrap(), "--", "sh", "-c", &script];
-        let output = site.submit(&args).unwrap();
-        assert_eq!(code(&output), want, "{}", err(&output));
-        let told: Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();
-        assert_eq!(told["exit_code"], want);
-        assert_eq!(told["verdict"], if want == 0 { "success" } else { "failure" });
-        assert_eq!(told["log_gap"], false);
+    let args = [options, &["--result-file", result.to_str().unwrap(), "--", "bash", "-c", script]].concat();
+    let output = site.submit(&args).unwrap();
+    (code(&output), serde_json::from_slice(&fs::read(&result).unwrap()).unwrap())
+}
+
+#[test]
+fn c32_exit_codes_are_the_jobs_own_and_told_apart_from_our_own() {
+    let site = Site::new(ONE_POOL).unwrap();
+    // Among them all that are our own words in other cases: 64 to 78, 124, 130.
+    let plain = [0, 1, 2, 7, 22, 64, 65, 69, 74, 75, 77, 78, 124, 126, 127, 128, 130, 137, 143, 255];
+    let mut cases: Vec<(String, i32)> = plain.into_iter().map(|code| (format!("exit {code}"), code)).collect();
+    for (script, code) in [
+        ("exit 256", 0),
+        ("exit -1", 255),
+        ("set -o pipefail; false | true", 1),
+        ("set -o pipefail; (exit 22) | cat; exit $?", 22),
+        ("false | true", 0),
+        ("/no/such/program", 127),
+        ("/etc/passwd", 126),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+        ("kill -SEGV $$", 139),
+        ("exec bash -c 'exit 9'", 9),
+    ] {
+        cases.push((script.to_owned(), code));
     }
+    for (script, want) in cases {
+        let (code, told) = ended(&site, &[], &script);
+        let verdict = if want == 0 { "success" } else { "failure" };
+        assert_eq!(
+            (code, &told["exit_code"], &told["verdict"]),
+            (want, &want.into(), &verdict.into()),
+            "{script}: {told}"
+        );
+        assert_eq!(
+            (&told["log_gap"], &told["usage"]["out_of_memory"]),
+            (&false.into(), &false.into()),
+            "{script}: {told}"
+        );
+    }
+    // The same numbers when they are ours.
+    let (code, told) = ended(&site, &["--timeout", "2s"], "sleep 500");
+    assert_eq!((code, &told["verdict"]), (124, &"timeout".into()), "{told}");
+    let (code, told) = ended(&site, &["--user", "nosuchuser"], "true");
+    assert_eq!((code, &told["verdict"], &told["exit_code"]), (65, &"failure".into(), &Value::Null), "{told}");
     site.finish().unwrap();
 }
 
@@ -99,16 +133,96 @@ fn cancel_and_signals_to_submit_end_the_job() {
     site.finish().unwrap();
 }
 
+/// Values that a command line, a form of lines, a shell or an expander would change.
+fn values() -> Vec<String> {
+    let long: String = ('!'..='~').cycle().take(100 * 1024).collect();
+    let mut values: Vec<String> = [
+        "",
+        " ",
+        r#"{"a": "b c"}"#,
+        "l1\nl2\n",
+        "\n",
+        "l1\r\nl2\r\n",
+        "|x|y",
+        "-n",
+        "--",
+        "--env",
+        "a=b=c",
+        "=",
+        "$(id)",
+        "`id`",
+        "$HOME ${HOME} $(HOME) $$HOME $$(HOME) %HOME% {{HOME}}",
+        r#"'"\"#,
+        "\\",
+        r"\n\t\0\\",
+        r#"echo "\"""#,
+        "\"quoted\"",
+        "'quoted'",
+        "*",
+        "~",
+        "# no comment",
+        "!!",
+        "%s%n",
+        "a;b&c|d>e<f",
+        "\ttabs\t",
+        " space around ",
+        "\u{1b}[31m\u{7}\u{7f}",
+        "\u{feff}bom",
+        "\u{1f525} \u{10ffff} e\u{301}",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    values.push(long);
+    values
+}
+
+/// What comes out of `printf '%s\0'` for these.
+fn with_zeros(values: &[String]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.bytes().chain([0])).collect()
+}
+
 #[test]
-fn environment_user_directory_and_entrypoint_arrive_as_given() {
+fn c31_values_that_break_naive_env_passing_arrive_byte_for_byte() {
     let site = Site::new(ONE_POOL).unwrap();
-    let long = "x".repeat(100 * 1024);
-    let values = ["b c", "l1\nl2\n", "|x|y", "-n", "a=b=c", "$(id)", "`id`", "'\"\\", "🔥", "", &long];
-    for value in values {
-        let pair = format!("VALUE={value}");
-        let output = site.submit(&["--env", &pair, "--", "bash", "-c", "printf %s \"$VALUE\""]).unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout), value, "{}", err(&output));
-    }
+    let values = values();
+    let pairs: Vec<String> = values.iter().enumerate().map(|(n, value)| format!("V{n}={value}")).collect();
+    let mut args: Vec<&str> = pairs.iter().flat_map(|pair| ["--env", pair]).collect();
+    let script = format!("for n in {{0..{}}}; do v=V$n; printf '%s\\0' \"${{!v}}\"; done", values.len() - 1);
+    args.extend(["--", "bash", "-c", &script]);
+    let output = site.submit(&args).unwrap();
+    assert_eq!(code(&output), 0, "{}", err(&output));
+    assert!(output.stdout == with_zeros(&values), "{:?}", String::from_utf8_lossy(&output.stdout));
+
+    // As words of the command, and of an entrypoint's.
+    let mut args = vec!["--", "bash", "-c", "printf '%s\\0' \"$@\"", "bash"];
+    args.extend(values.iter().map(String::as_str));
+    let output = site.submit(&args).unwrap();
+    assert!(output.stdout == with_zeros(&values), "{:?}", String::from_utf8_lossy(&output.stdout));
+
+    // From a file of lines, which has no quotes: what stands behind the first `=` is the value.
+    let lines: Vec<String> = values.iter().filter(|value| !value.contains(['\n', '\r'])).cloned().collect();
+    let file = site.path("env");
+    let text: String = lines.iter().enumerate().map(|(n, value)| format!("V{n}={value}\n")).collect();
+    fs::write(&file, format!("# a comment\n\n{text}")).unwrap();
+    let script = format!("for n in {{0..{}}}; do v=V$n; printf '%s\\0' \"${{!v}}\"; done", lines.len() - 1);
+    let output = site.submit(&["--env-file", file.to_str().unwrap(), "--", "bash", "-c", &script]).unwrap();
+    assert_eq!(code(&output), 0, "{}", err(&output));
+    assert!(output.stdout == with_zeros(&lines), "{:?}", String::from_utf8_lossy(&output.stdout));
+    site.finish().unwrap();
+}
+
+#[test]
+fn c31_a_command_is_printed_as_it_is_and_never_run_a_second_time() {
+    let site = Site::new(ONE_POOL).unwrap();
+    let script = r#"echo "\""; echo '$(touch /tmp/x)'; ls /tmp/x 2>/dev/null; echo `echo once`"#;
+    let output = site.submit(&["--", "bash", "-c", script]).unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "\"\n$(touch /tmp/x)\nonce\n", "{}", err(&output));
+    site.finish().unwrap();
+}
+
+#[test]
+fn environment_file_user_directory_and_entrypoint_arrive_as_given() {
+    let site = Site::new(ONE_POOL).unwrap();
     let file = site.path("env");
     fs::write(&file, "# a comment\nONE=\"quoted\"\nTWO=a b\n").unwrap();
     let output = site
@@ -136,7 +250,7 @@ fn environment_user_directory_and_entrypoint_arrive_as_given() {
 }
 
 #[test]
-fn out_of_memory_is_told_apart() {
+fn c32_out_of_memory_is_told_apart() {
     // Two hundred jobs at once: each has a two hundredth of the memory.
     let site = Site::new(&ONE_POOL.replace("cpu_jobs = 2", "cpu_jobs = 200")).unwrap();
     let script = "head -c 600M /dev/zero | tail -c 600M | wc -c; exit ${PIPESTATUS[1]}";

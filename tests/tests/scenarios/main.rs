@@ -10,6 +10,7 @@ mod ends;
 mod faults;
 mod life;
 mod net;
+mod output;
 mod outside;
 
 use std::{fs, path::Path, process::Output, time::Duration};
