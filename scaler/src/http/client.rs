@@ -106,11 +106,12 @@ fn check(job: &SubmitJob) -> Result<(), String> {
     Ok(())
 }
 
+/// The image and the program. Arguments are not for everybody who may see names: they hold tokens and whole scripts.
 fn default_name(job: &SubmitJob) -> String {
     let mut name = job.spec.image.clone();
-    for word in &job.spec.command {
+    if let Some(program) = job.spec.entrypoint.iter().flatten().chain(&job.spec.command).next() {
         name.push(' ');
-        name.push_str(word);
+        name.push_str(program);
     }
     let end = (0..=MAX_NAME.min(name.len())).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
     name.truncate(end);
