@@ -174,14 +174,6 @@ impl Site {
         })
     }
 
-    /// The scaler's process.
-    ///
-    /// # Errors
-    /// When it was not started.
-    pub fn scaler_pid(&self) -> Result<u32> {
-        Ok(self.scaler.as_ref().context("the scaler runs")?.id())
-    }
-
     /// Kills the scaler with -9.
     ///
     /// # Errors

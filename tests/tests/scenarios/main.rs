@@ -12,6 +12,7 @@ mod life;
 mod net;
 mod output;
 mod outside;
+mod secrets;
 
 use std::{fs, path::Path, process::Output, time::Duration};
 
