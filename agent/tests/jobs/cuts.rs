@@ -7,7 +7,7 @@ use pilotlight_wire::Verdict;
 use serde_json::{Value, json};
 
 use crate::{
-    proxy::{How, Proxy},
+    proxy::{How, Proxy, Stream},
     rig::{Rig, finished, name, until},
 };
 
@@ -60,6 +60,29 @@ async fn a_job_that_goes_on_and_ends_while_docker_is_away_has_a_gap_and_its_code
     assert_eq!((end.verdict, end.code, end.gap), (Verdict::Failure, Some(6), true));
     let text = std::fs::read_to_string(spool).unwrap();
     assert!(text.starts_with(&format!("on\n{GAP}")) && !text.contains("lost"), "{text}");
+    rig.finish().await;
+}
+
+#[tokio::test]
+async fn c37_a_stream_that_never_ends_does_not_hold_the_jobs_end() {
+    let proxy = Proxy::new();
+    proxy.stream(Stream::Endless);
+    let rig = Rig::at(&proxy.socket()).await;
+    let (text, end) = rig.output(&rig.script("echo on; exit 3")).await;
+    assert_eq!((end.verdict, end.code, end.gap), (Verdict::Failure, Some(3), true), "nobody knows what is missing");
+    assert!(text.starts_with(&format!("on\n{GAP}")), "{text}");
+    rig.finish().await;
+}
+
+#[tokio::test]
+async fn the_last_output_is_waited_for_as_long_as_it_comes() {
+    let proxy = Proxy::new();
+    // The attach's own answer is the first piece; all takes longer than a silent stream is waited for.
+    proxy.stream(Stream::Slow(Duration::from_millis(600)));
+    let rig = Rig::at(&proxy.socket()).await;
+    let (text, end) = rig.output(&rig.script("head -c 25000 /dev/zero | tr '\\0' x; exit 3")).await;
+    assert_eq!((end.verdict, end.code, end.gap), (Verdict::Failure, Some(3), false));
+    assert!(text == "x".repeat(25000), "{} bytes", text.len());
     rig.finish().await;
 }
 

@@ -3,6 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use pilotlight_agent::container::Engine;
@@ -55,6 +56,18 @@ struct Tricks {
     /// The one call that is answered wrongly next, and how.
     spoilt: Mutex<Option<(Call, How)>>,
     lie: Mutex<Option<Lie>>,
+    stream: Mutex<Stream>,
+}
+
+/// How the output of an attach goes on to the reader.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Stream {
+    #[default]
+    AsItComes,
+    /// Its end never comes.
+    Endless,
+    /// A KiB at a time, with a pause before each.
+    Slow(Duration),
 }
 
 impl Proxy {
@@ -82,6 +95,10 @@ impl Proxy {
 
     pub(crate) fn cut_streams(&self) {
         self.tricks.cut.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn stream(&self, how: Stream) {
+        *self.tricks.stream.lock().unwrap() = how;
     }
 
     pub(crate) fn spoil(&self, call: Call, how: How) {
@@ -163,7 +180,25 @@ async fn pass(mut client: UnixStream, tricks: Arc<Tricks>) {
         return;
     }
     let mut cut = tricks.cut.subscribe();
-    let copied = async { drop(copy_bidirectional(&mut client, &mut docker).await) };
+    let how = if attach { *tricks.stream.lock().unwrap() } else { Stream::AsItComes };
+    let copied = async {
+        match how {
+            Stream::AsItComes => drop(copy_bidirectional(&mut client, &mut docker).await),
+            Stream::Endless => {
+                let _copied = copy(&mut docker, &mut client).await;
+                std::future::pending::<()>().await;
+            }
+            Stream::Slow(pause) => {
+                let mut piece = [0; 1024];
+                while let Ok(read @ 1..) = docker.read(&mut piece).await {
+                    tokio::time::sleep(pause).await;
+                    if client.write_all(&piece[..read]).await.is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+    };
     tokio::select! {
         () = copied => {}
         _ = down.wait_for(|down| *down), if !attach => {}
