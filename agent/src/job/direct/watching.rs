@@ -1,6 +1,6 @@
 //! A container that runs: until it ends by itself or is to be ended.
 
-use std::time::Duration;
+use std::{pin::Pin, time::Duration};
 
 use pilotlight_runtime::{Report, failpoint};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -11,7 +11,7 @@ use super::{
     wished,
 };
 use crate::{
-    container::{EngineError, Exit, Found},
+    container::{Engine, EngineError, Exit, Found},
     job::{Wish, output::Output},
 };
 
@@ -67,10 +67,14 @@ impl Task {
         let mut away = None;
         // What came of the wait that ended last: a code, or nothing when it was cut off.
         let mut waited: Option<Option<i32>> = None;
+        // One wait lives on while other things happen: a dockerd that stops answers it and nothing else any more.
+        let (engine, name) = (self.context.engine.clone(), self.name.clone());
+        let mut wait = Wait::new(&engine, &name);
         loop {
             match self.context.engine.inspect(&self.name).await {
                 Ok(Found::Running { .. }) => {
                     (docker_gone, away) = (None, None);
+                    wait.saw(true);
                     // A wait that returns at once although the container runs must not become a busy loop.
                     if waited.take().is_some() {
                         sleep(DOCKER_PAUSE).await;
@@ -89,6 +93,7 @@ impl Task {
                 Err(error) => {
                     let since = *docker_gone.get_or_insert_with(Instant::now);
                     away = Some(self.context.clock.now());
+                    wait.saw(false);
                     tracing::warn!(error = %Report(&error), "Docker does not answer; the job may go on");
                     if since.elapsed() >= DOCKER_GONE {
                         let reason = format!("Docker did not answer for {} s", DOCKER_GONE.as_secs());
@@ -101,8 +106,7 @@ impl Task {
                 gap |= self.attach_again(&mut output).await;
             }
             tokio::select! {
-                // The last code counts until the container is seen running: a later wait may find no Docker.
-                code = self.context.engine.wait(&self.name) => waited = Some(code.or(waited.flatten())),
+                code = wait.next() => waited = Some(code.or(waited.flatten())),
                 () = output.ended(), if !output.is_over() => {}
                 wished = wished(&mut self.channels.wish, wish) => {
                     wish = wished;
@@ -205,6 +209,36 @@ impl Task {
             }
             size = now;
         }
+    }
+}
+
+/// Waits for a container's end, one call after another. A call survives that nobody listens for a while.
+struct Wait<'a> {
+    engine: &'a Engine,
+    name: &'a str,
+    call: Option<Pin<Box<dyn Future<Output = Option<i32>> + Send + 'a>>>,
+    /// Whether the container was seen running before the call: what a Docker that is back answers is what it makes up.
+    counts: bool,
+}
+
+impl<'a> Wait<'a> {
+    fn new(engine: &'a Engine, name: &'a str) -> Self {
+        Self { engine, name, call: None, counts: true }
+    }
+
+    /// The container was seen running, or Docker was not there.
+    fn saw(&mut self, running: bool) {
+        if self.call.is_none() {
+            self.counts = running;
+        }
+    }
+
+    /// The end of the call under way, or of a new one: the job's code, if it is known to be that.
+    async fn next(&mut self) -> Option<i32> {
+        let call = self.call.get_or_insert_with(|| Box::pin(self.engine.wait(self.name)));
+        let code = call.await;
+        self.call = None;
+        code.filter(|_| self.counts)
     }
 }
 
