@@ -57,6 +57,9 @@ const END_PAUSE: Duration = Duration::from_millis(20);
 /// How long a Docker that does not answer at the end of a stream is asked again.
 const DOCKER_BACK: Duration = Duration::from_secs(600);
 
+/// An answer that took longer may be another dockerd's than the one that ended the stream.
+const PROMPT: Duration = Duration::from_millis(100);
+
 /// How often and how long apart the lock is tried.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
@@ -182,27 +185,31 @@ pub fn run(args: &AttachArgs) -> Result<(), AttachError> {
 
 /// What to write down of a stream that has ended. Docker knows of a container's end only a moment after its streams', so
 /// the first process is looked at, where it can be seen: while that lives and is not on its way out, it is the connection
-/// that broke. A Docker that does not answer is waited for: with the container, or only its reader, gone, it says so.
+/// that broke. A Docker that does not answer is waited for, and one that answers late may be the next: then the agent
+/// finds out how the container ended.
 fn last_word(api: &Api, container: &str) -> String {
     let (ended, wall) = (boottime(), Clock::system(Timestamp::MIN).now());
-    let mut away = "";
+    let (mut missed, mut late) = (false, false);
     let end = loop {
-        let waited = boottime().saturating_sub(ended);
+        let asked = boottime();
+        let look = api.look(container);
+        let answered = boottime();
+        late |= answered.saturating_sub(asked) > PROMPT;
+        let waited = answered.saturating_sub(ended);
         // One that ran on without a reader may have written more.
-        let slack = if away.is_empty() { END_SLACK } else { SignedDuration::ZERO };
-        match api.look(container) {
-            Ok(Look::Absent) if away.is_empty() => break END,
-            Ok(Look::Absent) => break "",
+        let slack = if missed { SignedDuration::ZERO } else { END_SLACK };
+        match look {
+            Ok(Look::Absent) => break if missed { "" } else { END },
             Ok(Look::Over { at }) => break if at.is_some_and(|at| at.duration_since(wall) > slack) { "" } else { END },
             Ok(Look::Alive { pid }) if holds_its_streams(pid) => break "",
             Ok(Look::Alive { .. }) if waited >= END_KNOWN => break "",
             Ok(Look::Alive { .. }) => {}
             Err(_) if waited >= DOCKER_BACK => break "",
-            Err(_) => away = AWAY,
+            Err(_) => missed = true,
         }
         std::thread::sleep(END_PAUSE);
     };
-    format!("{away}{end}")
+    format!("{}{end}", if missed || late { AWAY } else { "" })
 }
 
 /// Marks that output may be missing at the end of a spool whose attach process is dead.

@@ -6,6 +6,7 @@
 
 use std::{
     fs::{self, File},
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -33,6 +34,8 @@ pub struct Dockerd {
     dir: TempDir,
     data: PathBuf,
     restart: Restart,
+    /// Its socket, when it is somebody else's and waits for the next dockerd, as systemd's does.
+    held: Option<UnixListener>,
     /// `unshare`, whose death takes the namespaces along.
     namespaces: Child,
     /// The first process in them, as it is seen from outside.
@@ -79,9 +82,18 @@ impl Dockerd {
             .spawn()
             .context("setpriv and unshare of util-linux")?;
         let data = data.map_or_else(|| dir.path().join("data"), Path::to_owned);
-        let mut docker = Self { dir, data, restart, namespaces, first: 0, containerd: None, dockerd: None };
+        let mut docker = Self { dir, data, restart, held: None, namespaces, first: 0, containerd: None, dockerd: None };
         docker.first = docker.child_of(docker.namespaces.id(), "sleep")?;
         Ok(docker)
+    }
+
+    /// Holds its socket while it is away, as systemd does: calls wait for the next dockerd. Before its first start.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn hold_socket(&mut self) -> Result<()> {
+        self.held = Some(UnixListener::bind(self.socket())?);
+        Ok(())
     }
 
     /// Gives it a disk of its own that nobody else sees, before its first start. The path leads there from outside.
@@ -118,18 +130,27 @@ impl Dockerd {
         let (path, socket) = (self.dir.path(), self.socket());
         // The one before may have died without a word.
         let _stale = fs::remove_file(path.join("docker.pid"));
-        let _stale = fs::remove_file(&socket);
+        if self.held.is_none() {
+            let _stale = fs::remove_file(&socket);
+        }
+        let hosts = if self.held.is_some() { "fd://".to_owned() } else { self.host() };
         let config = serde_json::json!({
             "containerd": path.join("containerd.sock"), "data-root": self.data, "exec-root": path.join("exec"),
-            "pidfile": path.join("docker.pid"), "hosts": [self.host()], "live-restore": self.restart == Restart::Keeps,
+            "pidfile": path.join("docker.pid"), "hosts": [hosts], "live-restore": self.restart == Restart::Keeps,
             "bridge": "none", "iptables": false, "ip6tables": false, "userland-proxy": false,
             // Its processes have other pids than systemd knows.
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             "default-address-pools": [{"base": "10.200.0.0/16", "size": 24}],
         });
         fs::write(path.join("daemon.json"), config.to_string())?;
-        let mut dockerd = self.inside("dockerd");
-        dockerd.arg("--config-file").arg(path.join("daemon.json"));
+        let mut dockerd = self.inside("sh");
+        // The protocol of socket activation: the third descriptor, and the pid that it is for.
+        let activated = "LISTEN_PID=$$ LISTEN_FDS=1 exec dockerd --config-file \"$0\" 3<&0 </dev/null";
+        let plain = "exec dockerd --config-file \"$0\"";
+        dockerd.arg("-c").arg(if self.held.is_some() { activated } else { plain }).arg(path.join("daemon.json"));
+        if let Some(held) = &self.held {
+            dockerd.stdin(OwnedFd::from(held.try_clone()?));
+        }
         self.dockerd = Some(self.logged(&mut dockerd, "dockerd.log")?);
         let log = path.join("dockerd.log");
         let said = || fs::read_to_string(&log).unwrap_or_default();

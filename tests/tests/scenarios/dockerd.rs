@@ -117,6 +117,30 @@ fn a_docker_that_dies_with_all_it_has_is_not_the_jobs_fault() {
     ends_with_docker(Restart::Ends, &counting(3000, "0.05", 7), Dockerd::kill_all, ENDS_THEM);
 }
 
+/// As where systemd holds Docker's socket: no call ever fails.
+#[test]
+fn a_restart_that_only_makes_calls_wait_is_seen_all_the_same() {
+    for (restart, script) in [(Restart::Ends, counting(3000, "0.05", 7)), (Restart::Keeps, counting(250, "0.05", 7))] {
+        let mut docker = Dockerd::absent(restart, None).unwrap();
+        docker.hold_socket().unwrap();
+        docker.start().unwrap();
+        let mut site = Site::with_docker(ONE_POOL, docker).unwrap();
+        let job = begin(&site, &script);
+        job.until("line 3\n").unwrap();
+        site.dockerd().unwrap().stop().unwrap();
+        site.dockerd().unwrap().start().unwrap();
+        let output = job.end().unwrap();
+        match restart {
+            Restart::Ends => assert_infrastructure(&site, &output, ENDS_THEM),
+            Restart::Keeps => {
+                assert_eq!(code(&output), 7, "{}", err(&output));
+                assert_lines(&output, 250, &told(&site));
+            }
+        }
+        site.finish().unwrap();
+    }
+}
+
 /// Measured: such a job has the exit code 255 when dockerd is back.
 #[test]
 fn a_job_that_ends_while_dockerd_stops_has_its_own_code() {

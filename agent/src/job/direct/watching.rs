@@ -23,6 +23,9 @@ const STREAM_END: Duration = Duration::from_secs(10);
 const DOCKER_AWAY: Duration = Duration::from_secs(60);
 const DOCKER_GONE: Duration = Duration::from_secs(600);
 
+/// An answer that took longer may be another dockerd's than the one that saw the container's end.
+const PROMPT: Duration = Duration::from_millis(100);
+
 /// Between two looks while Docker is out of reach.
 const DOCKER_PAUSE: Duration = Duration::from_millis(500);
 
@@ -71,6 +74,7 @@ impl Task {
         let (engine, name) = (self.context.engine.clone(), self.name.clone());
         let mut wait = Wait::new(&engine, &name);
         loop {
+            let asked = Instant::now();
             match self.context.engine.inspect(&self.name).await {
                 Ok(Found::Running { .. }) => {
                     (docker_gone, away) = (None, None);
@@ -81,6 +85,11 @@ impl Task {
                     }
                 }
                 Ok(Found::Exited(exit)) => {
+                    // Where systemd holds Docker's socket a call outlives a restart: it is answered late, by the next.
+                    let late = asked.elapsed() > PROMPT;
+                    if late {
+                        away = Some(self.context.clock.now());
+                    }
                     let broken = away.is_some() || waited == Some(None);
                     let waited = waited.flatten();
                     let sight = if broken { Sight::Broken { waited, away } } else { Sight::Whole };
