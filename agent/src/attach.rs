@@ -23,7 +23,7 @@ use pilotlight_runtime::{
 use pilotlight_wire::AssignmentId;
 
 use self::{
-    docker::{Api, Look, holds_its_streams},
+    docker::{Api, Look, holds_its_streams, is_seen},
     spool::Spool,
 };
 use crate::job::AssignmentDir;
@@ -51,6 +51,8 @@ const GLANCE: Duration = Duration::from_secs(2);
 
 /// How long after the end of its streams Docker may know of a container's end, and how far apart the two may seem.
 const END_KNOWN: Duration = Duration::from_secs(10);
+/// The same where the first process cannot be seen: it is gone, or in a place of Docker's own.
+const END_UNSEEN: Duration = Duration::from_secs(2);
 const END_SLACK: SignedDuration = SignedDuration::from_millis(500);
 const END_PAUSE: Duration = Duration::from_millis(20);
 
@@ -202,7 +204,7 @@ fn last_word(api: &Api, container: &str) -> String {
             Ok(Look::Absent) => break if missed { "" } else { END },
             Ok(Look::Over { at }) => break if at.is_some_and(|at| at.duration_since(wall) > slack) { "" } else { END },
             Ok(Look::Alive { pid }) if holds_its_streams(pid) => break "",
-            Ok(Look::Alive { .. }) if waited >= END_KNOWN => break "",
+            Ok(Look::Alive { pid }) if waited >= if is_seen(pid) { END_KNOWN } else { END_UNSEEN } => break "",
             Ok(Look::Alive { .. }) => {}
             Err(_) if waited >= DOCKER_BACK => break "",
             Err(_) => missed = true,

@@ -132,6 +132,11 @@ pub(super) fn holds_its_streams(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat_is_alive(&stat))
 }
 
+/// Whether there is such a process as far as can be seen from here.
+pub(super) fn is_seen(pid: i32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
 fn stat_is_alive(stat: &str) -> bool {
     /// The kernel's `PF_EXITING`.
     const EXITING: u64 = 0x4;

@@ -62,7 +62,7 @@ fn goes_on(how: fn(&mut Dockerd) -> anyhow::Result<()>) {
     assert_eq!(code(&output), 7, "{}", err(&output));
     assert_lines(&output, 250, &told(&site));
     let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(text.matches(GAP).count(), 1, "the stream was reopened once: {text}");
+    assert!(text.contains(GAP), "the stream was reopened, and nobody knows what was in it: {text}");
     let next = site.submit(&["--", "echo", "next"]).unwrap();
     assert_eq!(next.stdout, b"next\n", "{}", err(&next));
     site.finish().unwrap();
