@@ -48,10 +48,15 @@ fn holders(dir: &Path, secret: &str) -> Vec<PathBuf> {
     String::from_utf8(output.stdout).unwrap().lines().map(PathBuf::from).collect()
 }
 
-/// Checks that what holds a secret is one of the places that may, and is closed to all but its owner.
+/// Checks that a secret is in the places that may hold it, so that the search is known to find it, and in no others, and
+/// that these are closed to all but their owner.
 fn check_files(site: &Site, secrets: &Secrets, may: &[(&str, &str)]) {
     for (name, secret) in secrets {
-        for path in holders(&site.path(""), secret) {
+        let found = holders(&site.path(""), secret);
+        for (_, file) in may.iter().filter(|(of, _)| of == name) {
+            assert!(found.iter().any(|path| path.ends_with(file)), "the {name} was not found in {file}: {found:?}");
+        }
+        for path in found {
             let file = path.file_name().unwrap().to_str().unwrap();
             assert!(may.contains(&(name, file)), "{}: the {name} is in it", path.display());
             let mode = fs::metadata(&path).unwrap().permissions().mode();
