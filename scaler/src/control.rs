@@ -229,7 +229,7 @@ impl Control {
             }
         }
         let mut dirty = self.world.take_dirty();
-        news |= !dirty.is_empty();
+        news |= !dirty.is_empty() | self.world.take_heard_again();
         if let Some(last) = last
             && !news
             && last.wake_at.is_none_or(|at| now < at)

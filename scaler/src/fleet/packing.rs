@@ -6,6 +6,8 @@
 mod bins;
 mod room;
 
+pub(super) use self::bins::HEARD;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
@@ -39,8 +41,10 @@ pub(super) struct Packed {
     pub(super) waiting: BTreeMap<JobId, Waiting>,
     /// Machines that some job counts on: they are not idle.
     pub(super) reserved: BTreeSet<InstanceId>,
-    /// Machines of each pool that have no work, or will have none once they are up.
-    pub(super) spare: BTreeMap<PoolName, u32>,
+    /// Machines that have no work, or will have none once they are up, and would take some.
+    pub(super) spare: BTreeSet<InstanceId>,
+    /// How many of them each pool has, those of this plan included.
+    pub(super) spare_of: BTreeMap<PoolName, u32>,
     /// Pools in which a job waits for a bound: machines that do not suit it make room, `min_idle` or not.
     pub(super) crowded: BTreeSet<PoolName>,
     /// Whether some pool has fewer machines without work than its `min_idle`.
@@ -87,14 +91,17 @@ pub(super) fn pack(world: &World, leaving: &Leaving, ids: &mut IdGen, now: Times
 fn keep_spare<'a>(world: &'a World, room: &mut Room<'a>, ids: &mut IdGen, now: Timestamp, packed: &mut Packed) {
     let spare = world.instances.values().filter(|instance| {
         instance.is_vacant()
-            && bin(instance, now).is_some()
+            && bin(world, instance, now).is_some()
             && !room.leaving.instances.contains(&instance.id)
             && !packed.reserved.contains(&instance.id)
     });
     let mut counts: BTreeMap<PoolName, u32> = BTreeMap::new();
+    let mut found = BTreeSet::new();
     for instance in spare {
         *counts.entry(instance.pool.clone()).or_default() += 1;
+        found.insert(instance.id);
     }
+    packed.spare = found;
     for pool in world.settings.pools.values() {
         let count = counts.entry(pool.name.clone()).or_default();
         if world.paused.is_some() || packed.crowded.contains(&pool.name) {
@@ -110,7 +117,7 @@ fn keep_spare<'a>(world: &'a World, room: &mut Room<'a>, ids: &mut IdGen, now: T
             packed.launches.push(NewMachine { id: ids.mint(now), pool, placement, gpu_ids, spare: true });
         }
     }
-    packed.spare = counts;
+    packed.spare_of = counts;
 }
 
 fn pack_pool<'a>(
@@ -126,7 +133,7 @@ fn pack_pool<'a>(
     for instance in world.instances.values() {
         if instance.pool == pool.name
             && !room.leaving.instances.contains(&instance.id)
-            && let Some(bin) = bin(instance, now)
+            && let Some(bin) = bin(world, instance, now)
         {
             bins.push(bin);
         }
@@ -151,6 +158,7 @@ fn pack_pool<'a>(
             match standing {
                 Standing::Ready => packed.assignments.push((job.id, id, free_ids(world, id, given, job.gpus))),
                 Standing::Booting => drop(packed.waiting.insert(job.id, Waiting::Boot(id))),
+                Standing::Unheard => drop(packed.waiting.insert(job.id, Waiting::Unheard(id))),
                 Standing::New => drop(packed.waiting.insert(job.id, Waiting::Launch(id))),
             }
             packed.reserved.insert(id);

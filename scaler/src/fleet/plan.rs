@@ -232,7 +232,7 @@ impl Draft<'_> {
     /// each pool stay.
     fn idle(&mut self, packed: &Packed) {
         let world = self.world;
-        let mut spare = packed.spare.clone();
+        let mut spare_of = packed.spare_of.clone();
         for instance in world.instances.values() {
             let Phase::Ready { idle_since } = instance.phase else { continue };
             if packed.reserved.contains(&instance.id)
@@ -245,13 +245,14 @@ impl Draft<'_> {
                 continue;
             }
             let Some(pool) = world.settings.pools.get(&instance.pool) else { continue };
-            let Some(left) = spare.get_mut(&pool.name) else { continue };
+            let Some(left) = spare_of.get_mut(&pool.name) else { continue };
             let kept = if packed.crowded.contains(&pool.name) { 0 } else { pool.min_idle };
-            if *left <= kept {
+            let spare = packed.spare.contains(&instance.id);
+            if spare && *left <= kept {
                 continue;
             }
             if self.due(later(idle_since, pool.idle_timeout)) {
-                *left -= 1;
+                *left -= u32::from(spare);
                 self.terminate(instance, Cause::Idle);
             }
         }
@@ -365,6 +366,10 @@ impl Draft<'_> {
             {
                 let _again = self.due(refusal.until);
             }
+        }
+        // Right after the start a job waits for a machine that is to be heard, but not for ever.
+        if packed.waiting.values().any(|waiting| matches!(waiting, Waiting::Unheard(_))) {
+            let _unheard = self.due(later(self.world.started_at, packing::HEARD));
         }
         // A large job that begins to starve changes the packing by time alone.
         for job in self.world.jobs.values().filter(|job| job.is_queued() && job.gpus > 0) {

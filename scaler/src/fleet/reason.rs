@@ -176,6 +176,8 @@ impl fmt::Display for Reason {
 pub enum Waiting {
     /// A machine that boots has room for it.
     Boot(InstanceId),
+    /// A machine that has room was not heard since the scaler's start.
+    Unheard(InstanceId),
     /// A machine is being launched for it in this very plan.
     Launch(InstanceId),
     /// The pool is at `max_instances`.
@@ -235,6 +237,7 @@ impl Waiting {
     pub fn word(&self) -> &'static str {
         match self {
             Self::Boot(_) => "booting",
+            Self::Unheard(_) => "unheard",
             Self::Launch(_) => "launching",
             Self::PoolFull { .. } => "pool_full",
             Self::PlacementFull(_) => "placement_full",
@@ -255,6 +258,7 @@ impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Boot(instance) => write!(f, "instance {instance} is booting and has room"),
+            Self::Unheard(instance) => write!(f, "instance {instance} has room and is to be heard first"),
             Self::Launch(instance) => write!(f, "instance {instance} is being launched"),
             Self::PoolFull { max, leaving: 0 } => {
                 write!(f, "all machines are taken and the pool is at max_instances = {max}")

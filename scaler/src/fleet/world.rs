@@ -127,6 +127,8 @@ pub struct World {
     pub(super) clock_stepped: Option<(Timestamp, SignedDuration)>,
     /// Since when `drain --all` is in force.
     pub(super) paused: Option<Timestamp>,
+    /// Whether a machine is heard again that was silent: it takes work, and nothing else tells the planner.
+    pub(super) heard_again: bool,
     pub(super) dirty: Dirty,
 }
 
@@ -157,6 +159,7 @@ impl World {
             reload_error: None,
             clock_stepped: None,
             paused: None,
+            heard_again: false,
             dirty: Dirty::default(),
         };
         if let Some(last) = world.instances.keys().next_back() {
@@ -242,6 +245,11 @@ impl World {
     /// What `apply` and `record` touched since the last call.
     pub fn take_dirty(&mut self) -> Dirty {
         std::mem::take(&mut self.dirty)
+    }
+
+    /// Whether a machine that was silent has been heard since the last call: the last plan holds no longer.
+    pub fn take_heard_again(&mut self) -> bool {
+        std::mem::take(&mut self.heard_again)
     }
 
     /// Forgets jobs that nothing can change any more; call it once their last change is committed.

@@ -38,7 +38,7 @@ async fn a_machine_and_its_running_job_are_adopted_and_end_as_if_nothing_had_hap
     );
     let view = rig.job(job).await;
     assert_eq!((&view["state"], &view["instance"]), (&json!("running"), &json!(agent.instance)), "{view}");
-    assert_eq!(view["name"], "x a b");
+    assert_eq!(view["name"], "x a");
     assert_eq!(rig.get("/api/v1/orphans").await, json!([]));
 
     // The log on disk was not lost, and the agent alone knows that its first event was taken.

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::InstanceId;
 
 use crate::fleet::{
     Placement, Pool,
     instance::{Instance, Phase},
-    world::cpu_jobs,
+    world::{World, cpu_jobs, later},
 };
 
 /// A machine as packing sees it.
@@ -29,6 +29,8 @@ pub(super) struct Bin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     Ready,
+    /// Ready, and not heard since the scaler's start.
+    Unheard,
     Booting,
     /// To be launched by this plan.
     New,
@@ -134,10 +136,17 @@ impl Bins {
     }
 }
 
-/// A machine that takes new work, if it does.
-pub(super) fn bin(instance: &Instance, now: Timestamp) -> Option<Bin> {
+/// An agent that was not heard for so long may be out of reach. It syncs every 25 s at least, and a call may take as long
+/// again; what is given to it now might be heard by nobody until its lease is over.
+pub(in crate::fleet) const HEARD: SignedDuration = SignedDuration::from_secs(60);
+
+/// A machine that takes new work, if it does. One that is ready and silent takes none; right after the scaler's start it
+/// will soon be heard, and is waited for.
+pub(super) fn bin(world: &World, instance: &Instance, now: Timestamp) -> Option<Bin> {
     let standing = match instance.phase {
-        Phase::Ready { .. } => Standing::Ready,
+        Phase::Ready { .. } if world.is_heard(instance.id, now) => Standing::Ready,
+        Phase::Ready { .. } if now < later(world.started_at, HEARD) => Standing::Unheard,
+        Phase::Ready { .. } => return None,
         Phase::Requested { .. } | Phase::Booting => Standing::Booting,
         Phase::Draining { .. } | Phase::Terminating { .. } | Phase::Gone { .. } => return None,
     };

@@ -145,6 +145,7 @@ impl World {
                 | Waiting::TooLarge => true,
                 Waiting::Boot(_)
                 | Waiting::Launch(_)
+                | Waiting::Unheard(_)
                 | Waiting::PoolFull { .. }
                 | Waiting::PlacementFull(_)
                 | Waiting::BehindLargeJob

@@ -11,6 +11,7 @@ use crate::fleet::{
     demand::JobState,
     event::{Applied, Enrol, Order, Refusal, Synced},
     instance::{AssignmentState, Enrolment, Instance, Phase, Step},
+    packing::HEARD,
     reason::Cause,
 };
 
@@ -73,6 +74,7 @@ impl World {
         if !instance.is_live() {
             return Err(Refusal::InstanceGone);
         }
+        self.heard_again |= !self.is_heard(id, now);
         let serves = matches!(instance.phase, Phase::Ready { .. } | Phase::Draining { .. });
         let seen = self.seen.entry(id).or_default();
         if seen.seq.is_some_and(|newest| synced.seq < newest) {
@@ -188,6 +190,12 @@ impl World {
         }
         rest(instance, now);
         Ok(Applied::Done)
+    }
+
+    /// Whether a machine's agent was heard a moment ago.
+    pub(in crate::fleet) fn is_heard(&self, id: InstanceId, now: Timestamp) -> bool {
+        let heard = self.seen.get(&id).and_then(|seen| seen.heard_at);
+        heard.is_some_and(|heard| now < super::later(heard, HEARD))
     }
 
     /// The line that the agent last said about a job, such as the progress of a pull.
