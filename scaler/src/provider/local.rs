@@ -45,8 +45,10 @@ struct Shared {
     limits: Limits,
     /// One per instance that somebody works on; those that nobody holds any more go.
     slots: Mutex<HashMap<InstanceId, Weak<tokio::sync::Mutex<Slot>>>>,
-    /// A directory was made.
-    created: Notify,
+    /// Instances that were made and that no keeper looks after yet.
+    created: Mutex<Vec<InstanceId>>,
+    /// There are some.
+    news: Notify,
 }
 
 /// Serialises all that is done to one instance.
@@ -107,7 +109,7 @@ impl LocalProvider {
                 tracing::warn!(path = %entry.path().display(), %error, "cannot remove an unfinished directory");
             }
         }
-        Self(Arc::new(Shared { root, limits, slots: Mutex::default(), created: Notify::new() }))
+        Self(Arc::new(Shared { root, limits, slots: Mutex::default(), created: Mutex::default(), news: Notify::new() }))
     }
 
     /// Makes an instance: its directory, whole or not at all, in which the supervision then starts an agent. The
@@ -122,14 +124,16 @@ impl LocalProvider {
         placement: &LocalPlacement,
         tags: &Tags,
     ) -> Result<(), CreateError> {
-        let slot = self.slot(bootstrap.instance);
+        let instance = bootstrap.instance;
+        let slot = self.slot(instance);
         let _held = slot.lock().await;
         let (root, bootstrap, placement, tags) =
             (self.0.root.clone(), bootstrap.clone(), placement.clone(), tags.clone());
         off_thread(move || Ok(make(&root, &bootstrap, &placement, &tags)))
             .await
             .unwrap_or_else(|error| Err(CreateError::MayExist(error.to_string())))?;
-        self.0.created.notify_one();
+        self.0.created.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
+        self.0.news.notify_one();
         Ok(())
     }
 
@@ -231,6 +235,12 @@ impl LocalProvider {
 
     fn failed(&self, doing: &str, source: io::Error) -> ProviderError {
         ProviderError { doing: format!("cannot {doing} {}", self.0.root.display()), source }
+    }
+}
+
+impl Shared {
+    fn take_created(&self) -> Vec<InstanceId> {
+        std::mem::take(&mut *self.created.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -51,26 +51,32 @@ impl LocalProvider {
     pub async fn supervise(&self, shutdown: CancellationToken) {
         let mut keepers = JoinSet::new();
         let mut kept = HashSet::new();
+        // Those of an earlier scaler are looked for once; each later one is told by its create call, however many there
+        // are beside it.
+        let mut looked = false;
         loop {
-            let alive = self.alive().await;
-            let failed = alive.is_err();
-            match alive {
-                Ok(instances) => {
-                    for instance in instances.into_iter().filter(|instance| kept.insert(*instance)) {
-                        let provider = self.clone();
-                        keepers.spawn(async move {
-                            provider.keep(instance).await;
-                            instance
-                        });
+            let mut found = self.0.take_created();
+            if !looked {
+                match self.alive().await {
+                    Ok(instances) => {
+                        found.extend(instances);
+                        looked = true;
                     }
+                    Err(error) => tracing::warn!(error = %Report(&error), "cannot look for instances; trying again"),
                 }
-                Err(error) => tracing::warn!(error = %Report(&error), "cannot look for instances; trying again"),
+            }
+            for instance in found.into_iter().filter(|instance| kept.insert(*instance)) {
+                let provider = self.clone();
+                keepers.spawn(async move {
+                    provider.keep(instance).await;
+                    instance
+                });
             }
             tokio::select! {
                 // Dropping a keeper lets go of its agent and does not end it.
                 () = shutdown.cancelled() => return,
-                () = self.0.created.notified() => {}
-                () = sleep(RETRY), if failed => {}
+                () = self.0.news.notified() => {}
+                () = sleep(RETRY), if !looked => {}
                 Some(ended) = keepers.join_next() => match ended {
                     Ok(instance) => drop(kept.remove(&instance)),
                     Err(error) => {
