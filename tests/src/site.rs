@@ -1,36 +1,34 @@
 //! One scaler of a test's own: the real programs, real Docker, its own state directory and port.
 
+mod clients;
 mod machine;
 mod output;
+mod tools;
 
 use std::{
     ffi::OsString,
     fs::{self, File},
-    io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::Once,
-    time::Duration,
+    process::{Child, Command, ExitStatus, Stdio},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use pilotlight_runtime::failpoint;
-use serde_json::Value;
 use tempfile::TempDir;
 
+pub(crate) use self::tools::entries;
+use self::tools::{build, remove_cgroups};
+pub use self::{
+    clients::Submit,
+    output::{Peaks, peak_rss},
+    tools::{alive, docker, program, signal, wait, wait_within},
+};
 use crate::{
     disk::{self, Disk},
     dockerd::Dockerd,
     store,
 };
-pub use output::{Peaks, peak_rss};
-
-/// How long anything may take before the test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How often a state is looked at.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The labels and pools that most tests use: two jobs at once, gone after a few seconds without work.
 pub const ONE_POOL: &str = r#"
@@ -56,14 +54,6 @@ pub struct Site {
     /// Its own Docker; the machine's without one.
     docker: Option<Dockerd>,
     disks: Vec<Disk>,
-}
-
-/// A `submit` that runs.
-#[derive(Debug)]
-pub struct Submit {
-    child: Child,
-    stdout: PathBuf,
-    stderr: PathBuf,
 }
 
 impl Site {
@@ -213,94 +203,6 @@ impl Site {
         })
         .inspect_err(|_| drop(scaler.kill()))?;
         status.context("it has ended")
-    }
-
-    /// A client command.
-    #[must_use]
-    pub fn client(&self, args: &[&str]) -> Command {
-        let mut command = program("pilotlight");
-        command
-            .args(args)
-            .env("PILOTLIGHT_URL", format!("http://{}:{}", self.host, self.port))
-            .env("PILOTLIGHT_STATE_DIR", self.state())
-            .env_remove("PILOTLIGHT_TOKEN")
-            .stdin(Stdio::null());
-        command
-    }
-
-    /// Runs a client command to its end.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub fn call(&self, args: &[&str]) -> Result<Output> {
-        Ok(self.client(args).output()?)
-    }
-
-    /// What a listing says as JSON.
-    ///
-    /// # Errors
-    /// When the command fails or prints something else.
-    pub fn json(&self, args: &[&str]) -> Result<Value> {
-        let output = self.client(args).arg("--json").output()?;
-        ensure!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(serde_json::from_slice(&output.stdout)?)
-    }
-
-    /// Submits a job on label `cpu` with the built-in image and waits for its end. `args` may hold options and, behind
-    /// `--`, the command.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub fn submit(&self, args: &[&str]) -> Result<Output> {
-        Ok(self.client(&["submit", "--label", "cpu", "--image", "pilotlight/host"]).args(args).output()?)
-    }
-
-    /// As [`Site::submit`], without waiting.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub fn begin(&self, args: &[&str]) -> Result<Submit> {
-        self.begin_with(&[], args)
-    }
-
-    /// As [`Site::begin`], in an environment of its own.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub fn begin_with(&self, env: &[(&str, String)], args: &[&str]) -> Result<Submit> {
-        let (out, stdout) = tempfile::NamedTempFile::new_in(self.dir.path())?.keep()?;
-        let (err, stderr) = tempfile::NamedTempFile::new_in(self.dir.path())?.keep()?;
-        let child = self
-            .client(&["submit", "--label", "cpu", "--image", "pilotlight/host"])
-            .args(args)
-            .envs(env.iter().map(|(name, value)| (name, value)))
-            .stdout(out)
-            .stderr(err)
-            .spawn()?;
-        Ok(Submit { child, stdout, stderr })
-    }
-
-    /// A plain GET.
-    ///
-    /// # Errors
-    /// When nobody answers.
-    pub fn get(&self, path: &str, token: Option<&str>) -> Result<(u16, String)> {
-        self.http("GET", path, token)
-    }
-
-    /// A plain request without a body.
-    ///
-    /// # Errors
-    /// When nobody answers.
-    pub fn http(&self, method: &str, path: &str, token: Option<&str>) -> Result<(u16, String)> {
-        let mut stream = TcpStream::connect((self.host, self.port))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-        write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n{token}\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
-        Ok((status.context("an HTTP status")?, answer))
     }
 
     /// The directories of the instances.
@@ -480,151 +382,4 @@ impl Drop for Site {
         // The last one may lie in an earlier one.
         while self.disks.pop().is_some() {}
     }
-}
-
-impl Submit {
-    /// Whether it has ended.
-    ///
-    /// # Errors
-    /// When it cannot be asked.
-    pub fn has_ended(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait()?.is_some())
-    }
-
-    /// Waits for its end.
-    ///
-    /// # Errors
-    /// When it does not end within the patience.
-    pub fn end(mut self) -> Result<Output> {
-        let mut status = None;
-        wait("submit has ended", || {
-            status = self.child.try_wait()?;
-            Ok(status.is_some())
-        })
-        .with_context(|| self.stderr())?;
-        let status = status.context("it has ended")?;
-        Ok(Output { status, stdout: fs::read(&self.stdout)?, stderr: fs::read(&self.stderr)? })
-    }
-
-    /// Its pid.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// What it has written to stdout so far.
-    #[must_use]
-    pub fn stdout(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.stdout).unwrap_or_default()).into_owned()
-    }
-
-    /// What it has written to stderr so far.
-    #[must_use]
-    pub fn stderr(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.stderr).unwrap_or_default()).into_owned()
-    }
-
-    /// Waits until stdout holds a text.
-    ///
-    /// # Errors
-    /// When it does not within the patience.
-    pub fn until(&self, text: &str) -> Result<()> {
-        wait(text, || Ok(self.stdout().contains(text))).with_context(|| self.stderr())
-    }
-}
-
-/// Waits for a state, with a bound.
-///
-/// # Errors
-/// When it does not come, or looking fails.
-pub fn wait(what: &str, look: impl FnMut() -> Result<bool>) -> Result<()> {
-    wait_within(PATIENCE, what, look)
-}
-
-/// As [`wait`], for what takes longer by its nature.
-///
-/// # Errors
-/// When it does not come, or looking fails.
-pub fn wait_within(patience: Duration, what: &str, mut look: impl FnMut() -> Result<bool>) -> Result<()> {
-    let mut left = patience;
-    while !look()? {
-        if left.is_zero() {
-            bail!("not within {} s: {what}", patience.as_secs());
-        }
-        std::thread::sleep(LOOK);
-        left = left.saturating_sub(LOOK);
-    }
-    Ok(())
-}
-
-/// Sends a signal.
-///
-/// # Errors
-/// When the process is not there.
-pub fn signal(pid: u32, name: &str) -> Result<()> {
-    let status = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status()?;
-    ensure!(status.success(), "kill -{name} {pid}");
-    Ok(())
-}
-
-/// Whether a process lives; a zombie does not.
-#[must_use]
-pub fn alive(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
-}
-
-/// Runs Docker's client.
-///
-/// # Errors
-/// When it fails: these tests need Docker and do not skip.
-pub fn docker(args: &[&str]) -> Result<String> {
-    let output = Command::new("docker").args(args).output().context("the docker client")?;
-    ensure!(output.status.success(), "docker {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(String::from_utf8(output.stdout)?)
-}
-
-pub(crate) fn entries(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-}
-
-fn remove_cgroups(instance: &Path) {
-    fn remove(dir: &Path) {
-        entries(dir).iter().filter(|entry| entry.is_dir()).for_each(|child| remove(child));
-        let _busy = fs::remove_dir(dir);
-    }
-    let root = Path::new("/sys/fs/cgroup");
-    for hierarchy in entries(root).into_iter().chain([root.to_owned()]) {
-        remove(&hierarchy.join("pilotlight").join(instance));
-    }
-}
-
-fn bin_dir() -> PathBuf {
-    let test = std::env::current_exe().unwrap_or_default();
-    test.ancestors().nth(2).unwrap_or(Path::new(".")).to_owned()
-}
-
-/// One of our programs, as this build has it.
-#[must_use]
-pub fn program(name: &str) -> Command {
-    Command::new(bin_dir().join(name))
-}
-
-/// Cargo builds no binary of another package for a test, so it is asked.
-fn build() {
-    static BUILT: Once = Once::new();
-    BUILT.call_once(|| {
-        let release = bin_dir().ends_with("release");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--bins", "-p", "pilotlight-scaler", "-p", "pilotlight-agent"]);
-        cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(release.then_some("--release"));
-        if cfg!(feature = "failpoints") {
-            cargo.args(["--features", "failpoints"]);
-        }
-        if let Some(target) = bin_dir().parent() {
-            cargo.env("CARGO_TARGET_DIR", target);
-        }
-        let status = cargo.status().map_err(|error| anyhow!(error));
-        assert!(status.is_ok_and(|status| status.success()), "the programs must build");
-    });
 }

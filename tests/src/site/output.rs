@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use super::{PATIENCE, Site};
+use super::{Site, tools::PATIENCE};
 
 /// How often memory is looked at.
 const SAMPLE: Duration = Duration::from_millis(20);
