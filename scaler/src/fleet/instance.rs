@@ -330,7 +330,9 @@ impl Instance {
     /// Its hard end: max(created + max_lifetime, latest deadline, end of the hold) + 10 min (design 4).
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
-        let deadlines = self.live_assignments().map(|(_, assignment)| assignment.deadline);
+        // A job that is over counts until its log is closed: past max_lifetime its machine would else end with it.
+        let holding = self.assignments.values().filter(|assignment| assignment.is_live() || assignment.has_open_log());
+        let deadlines = holding.map(|assignment| assignment.deadline);
         let end = deadlines.chain(self.held_until).fold(self.lifetime_end, Timestamp::max);
         end.saturating_add(OVERTIME).unwrap_or(Timestamp::MAX)
     }

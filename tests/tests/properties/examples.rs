@@ -1,7 +1,7 @@
 //! Single histories, found by the properties or by hand.
 
 use jiff::{SignedDuration, Timestamp};
-use pilotlight_scaler::fleet::{Applied, Event, instance::AssignmentState};
+use pilotlight_scaler::fleet::{Action, Applied, Event, instance::AssignmentState};
 use pilotlight_wire::{
     Verdict,
     agent::{AssignmentEvent, AssignmentEventKind},
@@ -69,4 +69,25 @@ fn an_adopted_job_that_its_machine_refuses_is_not_queued_again() {
     let ended = rig.world.job(job).and_then(|job| job.ended()).unwrap();
     assert_eq!(ended.verdict, Verdict::Infrastructure);
     assert!(ended.reason.as_deref().unwrap().ends_with("lost with the scaler's database: disk full"));
+}
+
+/// Found by the simulator: past `max_lifetime` + 10 min the hard end came the moment the last job was over, and took what
+/// the agent had not sent of its log along.
+#[test]
+fn the_hard_end_leaves_time_for_the_log_of_the_last_job() {
+    let mut rig = Rig::new(Shape { lifetime_hours: 1, ..Shape::PLAIN });
+    rig.run(&Op::Submit(0));
+    rig.pass();
+    rig.run(&Op::Enrol(0, true));
+    rig.pass();
+    for _ in 0..24 {
+        rig.advance(SignedDuration::from_mins(5));
+        rig.run(&Op::Sync(0));
+        rig.pass();
+    }
+    rig.run(&Op::Finished(0, true));
+    assert_eq!(rig.pass().actions, [], "ten bytes of log are still on the machine");
+    rig.run(&Op::LogClosed(0));
+    let ends: Vec<_> = rig.pass().actions.into_iter().map(|planned| planned.action).collect();
+    assert!(matches!(&ends[..], [Action::Terminate { .. }]), "{ends:?}");
 }
