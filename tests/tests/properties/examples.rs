@@ -91,3 +91,22 @@ fn the_hard_end_leaves_time_for_the_log_of_the_last_job() {
     let ends: Vec<_> = rig.pass().actions.into_iter().map(|planned| planned.action).collect();
     assert!(matches!(&ends[..], [Action::Terminate { .. }]), "{ends:?}");
 }
+
+/// Found by the simulator: a job ran and wrote, its `started` did not arrive before its machine was lost, and its log was
+/// closed as whole.
+#[test]
+fn the_log_of_a_lost_machine_is_marked_though_its_job_was_not_heard_to_start() {
+    let mut rig = Rig::new(Shape::PLAIN);
+    rig.run(&Op::Submit(0));
+    rig.pass();
+    rig.run(&Op::Enrol(0, true));
+    rig.pass();
+    let (instance, _, _, job) = rig.nth_assignment(0).unwrap();
+    rig.list_of(&rig.listed.clone(), Some(instance));
+    rig.pass();
+    rig.run(&Op::Destroyed(0, false));
+    rig.run(&Op::List);
+    rig.run(&Op::List);
+    let logs: Vec<Action> = rig.pass().actions.into_iter().map(|planned| planned.action).collect();
+    assert_eq!(logs, [Action::CloseLog { job, incomplete: true }]);
+}

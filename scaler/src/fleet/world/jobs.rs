@@ -151,17 +151,17 @@ impl World {
         let assignments: Vec<_> = instance
             .assignments
             .values()
-            .map(|assignment| (assignment.job, assignment.cancel, assignment.is_live(), assignment.state))
+            .map(|assignment| (assignment.job, assignment.cancel, assignment.is_live()))
             .collect();
-        for (job, cancel, live, state) in assignments {
+        for (job, cancel, live) in assignments {
             if live {
                 let (verdict, reason) = if cancel {
                     (Verdict::Cancelled, format!("cancelled; its machine is gone: {cause}"))
                 } else {
                     (Verdict::Infrastructure, format!("its machine is gone: {cause}"))
                 };
-                let started = state == AssignmentState::Running;
-                let ended = Ended { log: Log::Over { incomplete: started }, ..never_ran(verdict, Some(reason), now) };
+                // Its `started` may have been on its way: nobody knows that it wrote nothing.
+                let ended = Ended { log: Log::Over { incomplete: true }, ..never_ran(verdict, Some(reason), now) };
                 self.end_job(job, ended, now);
             } else if let Some(job) = self.job_mut(job)
                 // One that this machine refused has its log elsewhere.
