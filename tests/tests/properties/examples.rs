@@ -110,3 +110,25 @@ fn the_log_of_a_lost_machine_is_marked_though_its_job_was_not_heard_to_start() {
     let logs: Vec<Action> = rig.pass().actions.into_iter().map(|planned| planned.action).collect();
     assert_eq!(logs, [Action::CloseLog { job, incomplete: true }]);
 }
+
+/// Found by the simulator: a machine appeared after its destroy had been accepted for want of it, and was listed for ever
+/// with nobody to destroy it.
+#[test]
+fn a_destroy_that_did_nothing_is_made_again() {
+    let mut rig = Rig::new(Shape::PLAIN);
+    rig.run(&Op::Submit(0));
+    rig.pass();
+    rig.run(&Op::CreateFailed(0, true));
+    rig.pass();
+    let instance = rig.world.instances().next().unwrap().id;
+    rig.apply(Event::DestroyAccepted(instance));
+    rig.listed.insert(instance);
+    let mut destroys = 0;
+    for _ in 0..60 {
+        rig.advance(SignedDuration::from_secs(2));
+        rig.run(&Op::List);
+        let planned = rig.pass();
+        destroys += planned.actions.iter().filter(|planned| planned.action == Action::Destroy(instance)).count();
+    }
+    assert!((1..4).contains(&destroys), "again, but not at every list: {destroys}");
+}

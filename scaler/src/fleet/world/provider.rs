@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::InstanceId;
 
-use super::{Health, Orphan, World};
+use super::{Health, Orphan, World, later};
 use crate::{
     fleet::{
         event::{Applied, CreateFailure, Refusal},
@@ -18,6 +18,15 @@ use crate::{
 
 /// How many lists in a row must not show a machine before its absence counts (link 7).
 const ABSENCES: u8 = 2;
+
+/// How long a machine may be listed after its destroy was accepted before the call is made again.
+const LINGER: SignedDuration = SignedDuration::from_mins(1);
+
+/// Whether a list that shows a machine says that its destroy did nothing: it was accepted when the machine was not there
+/// yet, as a create call that was given up may take effect at any time, or it was only said to be accepted.
+fn in_vain(destroy: Call, began_at: Timestamp) -> bool {
+    matches!(destroy, Call::Accepted { at } if later(at, LINGER) < began_at)
+}
 
 impl World {
     pub(super) fn created(&mut self, id: InstanceId, now: Timestamp) -> Result<Applied, Refusal> {
@@ -109,7 +118,13 @@ impl World {
         match &mut instance.phase {
             Phase::Requested { .. } => self.step(id, &Step::Created, now),
             Phase::Gone { .. } => self.step(id, &Step::Terminate(Cause::Reappeared), now),
-            Phase::Terminating { absent, .. } => *absent = 0,
+            Phase::Terminating { absent, destroy, .. } => {
+                *absent = 0;
+                if in_vain(*destroy, began_at) {
+                    *destroy = destroy.failed(now);
+                    self.dirty.instances.insert(id);
+                }
+            }
             Phase::Booting | Phase::Ready { .. } | Phase::Draining { .. } => {}
         }
     }
