@@ -1,13 +1,17 @@
 //! Single histories, found by the properties or by hand.
 
 use jiff::{SignedDuration, Timestamp};
-use pilotlight_scaler::fleet::{Action, Applied, Event, instance::AssignmentState};
+use pilotlight_scaler::fleet::{Action, Applied, Event, event::Synced, instance::AssignmentState};
 use pilotlight_wire::{
     Verdict,
-    agent::{AssignmentEvent, AssignmentEventKind},
+    agent::{AssignmentEvent, AssignmentEventKind, Seq},
 };
 
-use crate::{ops::Op, rig::Rig, settings::Shape};
+use crate::{
+    ops::Op,
+    rig::{Rig, reports},
+    settings::Shape,
+};
 
 #[test]
 fn a_repeated_event_changes_nothing_and_a_gap_is_named() {
@@ -131,4 +135,31 @@ fn a_destroy_that_did_nothing_is_made_again() {
         destroys += planned.actions.iter().filter(|planned| planned.action == Action::Destroy(instance)).count();
     }
     assert!((1..4).contains(&destroys), "again, but not at every list: {destroys}");
+}
+
+/// Found by the simulator: an agent refused a job at once, and a sync that it had sent before came after that. The claim was
+/// dropped, the next sync still listed it, and it was adopted: a queued job was placed again and its GPUs given twice.
+#[test]
+fn what_is_over_is_not_adopted_by_syncs_that_crossed_its_end() {
+    let mut rig = Rig::new(Shape::PLAIN);
+    rig.run(&Op::Submit(0));
+    rig.pass();
+    rig.run(&Op::Enrol(0, true));
+    rig.pass();
+    let (instance, _, _, job) = rig.nth_assignment(0).unwrap();
+    let listing = reports(&rig.world, rig.world.instance(instance).unwrap());
+    assert_eq!(listing.len(), 1);
+    let sync = |n, assignments| {
+        let seq = Seq { run: 9, n };
+        Event::Synced(Box::new(Synced { instance, nonce: "n".to_owned(), seq, assignments, sample: None }))
+    };
+    rig.run(&Op::Refused(0));
+    for assignments in [vec![], listing, vec![]] {
+        rig.advance(SignedDuration::from_millis(10));
+        rig.apply(sync(rig.now.as_millisecond().unsigned_abs(), assignments));
+        assert!(rig.world.job(job).unwrap().is_queued());
+        assert!(rig.world.instance(instance).unwrap().is_vacant());
+        rig.pass();
+    }
+    assert!(rig.world.instance(instance).unwrap().assignments.is_empty(), "the agent has no file of it any more");
 }

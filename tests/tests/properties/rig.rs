@@ -231,7 +231,7 @@ pub(crate) fn submission(id: JobId, label: &str) -> Event {
     }))
 }
 
-fn reports(world: &World, machine: &Instance) -> Vec<AssignmentReport> {
+pub(crate) fn reports(world: &World, machine: &Instance) -> Vec<AssignmentReport> {
     let one = |(id, assignment): (&AssignmentId, &Assignment)| {
         let job = world.job(assignment.job).map(|job| JobRef {
             id: job.id,

@@ -1,12 +1,14 @@
 //! What agents say: enrolment, syncs, events of assignments.
 
-use jiff::Timestamp;
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{
     AssignmentId, InstanceId,
-    agent::{AssignmentEvent, AssignmentEventKind, Stage},
+    agent::{AssignmentEvent, AssignmentEventKind, AssignmentReport, Stage},
 };
 
-use super::World;
+use super::{World, later};
 use crate::fleet::{
     demand::JobState,
     event::{Applied, Enrol, Order, Refusal, Synced},
@@ -14,6 +16,9 @@ use crate::fleet::{
     packing::HEARD,
     reason::Cause,
 };
+
+/// Longer than a sync is on its way: its agent gives up after 35 s.
+const SYNC_ON_ITS_WAY: SignedDuration = SignedDuration::from_mins(2);
 
 impl World {
     pub(super) fn enrol(&mut self, enrol: Enrol, now: Timestamp) -> Result<Applied, Refusal> {
@@ -88,8 +93,8 @@ impl World {
         if serves {
             self.adopt_assignments(id, &reports, now);
         }
-        self.seen.entry(id).or_default().reports = reports;
-        self.drop_settled_assignments(id);
+        let before = std::mem::replace(&mut self.seen.entry(id).or_default().reports, reports);
+        self.drop_settled_assignments(id, &before, now);
         self.orders(id).map(Applied::Directives)
     }
 
@@ -100,15 +105,27 @@ impl World {
         self.orders(id).map(Applied::Directives)
     }
 
-    /// Assignments that are over, whose log is closed, and whose file the agent no longer has.
-    fn drop_settled_assignments(&mut self, id: InstanceId) {
+    /// Assignments that are over, whose log is closed, and whose file the agent no longer has: it was listed before, or
+    /// is over for so long that this sync cannot have been sent before it came. One that was dropped too early would be
+    /// adopted by the next sync that lists it.
+    fn drop_settled_assignments(
+        &mut self,
+        id: InstanceId,
+        before: &BTreeMap<AssignmentId, AssignmentReport>,
+        now: Timestamp,
+    ) {
         let (Some(instance), Some(seen)) = (self.instances.get(&id), self.seen.get(&id)) else { return };
         let settled: Vec<AssignmentId> = instance
             .assignments
             .iter()
-            .filter(|(_, assignment)| !assignment.is_live() && !assignment.has_open_log())
+            .filter(|(id, _)| !seen.reports.contains_key(id))
+            .filter(|(id, assignment)| match assignment.state {
+                AssignmentState::Ended { at, log_closed: true } => {
+                    before.contains_key(id) || later(at, SYNC_ON_ITS_WAY) <= now
+                }
+                _ => false,
+            })
             .map(|(id, _)| *id)
-            .filter(|id| !seen.reports.contains_key(id))
             .collect();
         if !settled.is_empty()
             && let Some(instance) = self.instance_mut(id)
