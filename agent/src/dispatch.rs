@@ -245,7 +245,7 @@ where
     /// Sends a sync; the answers of those before it are still awaited.
     fn sync(&mut self) {
         let Some(session) = self.session.clone() else { return };
-        let request = self.machine.sync_request();
+        let request = self.machine.sync_request(self.now());
         let (n, sent) = (request.seq.n, (self.boottime)());
         self.pace.sent();
         self.syncs.push(Box::pin(async move { Sync { n, sent, answer: session.sync(&request).await } }));

@@ -251,7 +251,7 @@ impl Machine {
 
     /// The next sync: everything that has a file, and the newest sample once.
     #[must_use]
-    pub fn sync_request(&mut self) -> SyncRequest {
+    pub fn sync_request(&mut self, now: Moment) -> SyncRequest {
         self.sent.n += 1;
         SyncRequest {
             seq: self.sent,
@@ -262,8 +262,8 @@ impl Machine {
                     id,
                     job: assignment.start().map(|start| start.job.clone()),
                     gpus: assignment.start().map_or_else(Vec::new, |start| start.gpus.clone()),
-                    deadline: match &assignment.record {
-                        Record::Started { deadline, .. } => Some(deadline.wall),
+                    remaining_seconds: match &assignment.record {
+                        Record::Started { deadline, .. } => Some(deadline.remaining(now, &self.boot_id).as_secs()),
                         Record::NeverArrived => None,
                     },
                     stage: assignment.stage,

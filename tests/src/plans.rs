@@ -348,7 +348,7 @@ fn reports(instance: &Instance) -> Vec<AssignmentReport> {
         id: *id,
         job: None,
         gpus: Vec::new(),
-        deadline: None,
+        remaining_seconds: None,
         stage: Stage::Running,
         detail: None,
     };

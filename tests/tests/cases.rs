@@ -156,7 +156,10 @@ fn c11_terminated_is_said_when_the_cloud_agrees() {
         ("11m1s destroying i1\n", "20m"),
         ("11m1s list-fails\n11m2s destroying i1\n19m list-works\n", "20m"),
     ] {
-        let told = told(ONE_POOL, &format!("{begin}{calls}{gone_before} look\n21m vanishes i1\n21m destroying i1\n22m look\n"));
+        let told = told(
+            ONE_POOL,
+            &format!("{begin}{calls}{gone_before} look\n21m vanishes i1\n21m destroying i1\n22m look\n"),
+        );
         let gone: Vec<&str> = told.lines().filter(|line| line.contains("instance i1 is gone")).collect();
         assert_eq!(gone.len(), 1, "{told}");
         assert!(gone[0].trim_start_matches('>').trim_start().starts_with("21m"), "not before it is: {told}");

@@ -171,9 +171,9 @@ pub struct AssignmentReport {
     /// The GPUs it holds.
     #[serde(default)]
     pub gpus: Vec<GpuId>,
-    /// Its deadline in wall time.
+    /// Seconds left to its deadline, counted on a clock that nobody can set: the machine's wall clock may be wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deadline: Option<Timestamp>,
+    pub remaining_seconds: Option<u64>,
     /// How far it is.
     pub stage: Stage,
     /// A line for the job's author, such as the progress of a pull.

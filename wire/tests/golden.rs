@@ -65,7 +65,7 @@ fn sync() {
         "seq": {"run": 1, "n": 2},
         "assignments": [{
             "id": ID, "job": {"id": ID, "forge": "direct", "label": "x1", "name": "train"}, "gpus": ["GPU-1"],
-            "deadline": NOW, "stage": "preparing", "detail": "pulling x: 45%"
+            "remaining_seconds": 60, "stage": "preparing", "detail": "pulling x: 45%"
         }],
         "sample": {"at": NOW, "cpu_percent": 1.5, "memory_used_bytes": 1, "disk_free_bytes": 2, "load1": 0.5},
         "note": "bye"

@@ -90,7 +90,7 @@ impl World {
     }
 
     fn answer(&mut self, directives: Vec<Directive>) {
-        let n = self.machine.sync_request().seq.n;
+        let n = self.machine.sync_request(at(0)).seq.n;
         self.handle(Event::Synced { n, sent: at(self.now).boot, directives, lease_seconds: 600 });
     }
 
@@ -179,7 +179,7 @@ impl World {
             // An answer that was on its way while the job ended and was forgotten.
             Step::StaleAnswer(n) => {
                 let asked_for = !self.over.contains(&id(n));
-                let sync = self.machine.sync_request().seq.n;
+                let sync = self.machine.sync_request(at(0)).seq.n;
                 for step in [Step::Ends(n, 0), Step::Ack(n), Step::LogDone(n)] {
                     self.take(step);
                 }

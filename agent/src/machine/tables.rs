@@ -62,7 +62,7 @@ fn enrolled() -> Machine {
 
 /// Answers the sync that was sent last, as sent now.
 fn answer(machine: &mut Machine, directives: Vec<Directive>, now: Moment) -> Vec<Effect> {
-    let n = machine.sync_request().seq.n;
+    let n = machine.sync_request(at(0)).seq.n;
     machine.handle(Event::Synced { n, sent: now.boot, directives, lease_seconds: 600 }, now)
 }
 
@@ -92,9 +92,9 @@ fn the_file_comes_before_the_job_and_the_job_runs_once() {
         "{effects:?}"
     );
     assert_eq!(answer(&mut machine, starts(1), at(2)), [], "a repeated Start does nothing");
-    let listed = machine.sync_request().assignments;
+    let listed = machine.sync_request(at(0)).assignments;
     assert_eq!((listed[0].id, listed[0].stage), (id(1), Stage::Preparing));
-    assert_eq!(listed[0].deadline, Some(at(3601).wall));
+    assert_eq!(listed[0].remaining_seconds, Some(3601));
 }
 
 #[test]
@@ -112,9 +112,9 @@ fn an_assignment_goes_only_after_the_ack_and_the_whole_log() {
     assert_eq!(machine.handle(Event::LogComplete(id(1)), at(6)), [], "not acknowledged yet");
     assert_eq!(machine.handle(Event::Acked(id(1), 1, at(6).boot), at(6)), [], "only the first event is");
     assert_eq!(machine.handle(Event::Acked(id(1), 2, at(6).boot), at(6)), [Effect::Log(id(1), LogEnd::Confirm(7))]);
-    assert_eq!(machine.sync_request().assignments[0].stage, Stage::Finished, "still listed");
+    assert_eq!(machine.sync_request(at(0)).assignments[0].stage, Stage::Finished, "still listed");
     assert_eq!(machine.handle(Event::LogComplete(id(1)), at(7)), [Effect::Forget(id(1)), Effect::Sync]);
-    assert_eq!(machine.sync_request().assignments, []);
+    assert_eq!(machine.sync_request(at(0)).assignments, []);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn an_old_answer_does_not_start_a_finished_job_again() {
     let mut machine = enrolled();
     let _run = answer(&mut machine, starts(1), at(1));
     ends_with(&mut machine, 1, 0, at(2));
-    let held = machine.sync_request().seq.n;
+    let held = machine.sync_request(at(0)).seq.n;
     let _confirm = machine.handle(Event::Acked(id(1), 1, at(3).boot), at(3));
     assert!(machine.handle(Event::LogComplete(id(1)), at(3)).contains(&Effect::Forget(id(1))));
     let old = Event::Synced { n: held, sent: at(2).boot, directives: starts(1), lease_seconds: 600 };
@@ -210,7 +210,7 @@ fn a_lapsed_agent_without_a_job_leaves() {
 #[test]
 fn the_lease_counts_from_sending() {
     let mut machine = enrolled();
-    let n = machine.sync_request().seq.n;
+    let n = machine.sync_request(at(0)).seq.n;
     let synced = Event::Synced { n, sent: at(5).boot, directives: vec![], lease_seconds: 600 };
     assert_eq!(machine.handle(synced, at(30)), []);
     assert_eq!(machine.wake_after(at(30)), Some(Duration::from_secs(575)));
@@ -244,7 +244,7 @@ fn an_event_that_is_acknowledged_before_the_next_sync_renews_the_lease_too() {
     let effects = machine.handle(Event::LogComplete(id(1)), at(6002));
     assert_eq!(effects, [Effect::Forget(id(1)), Effect::Sync], "the scaler may have a job for it already");
     // The answer to a sync that was sent before is no step back.
-    let n = machine.sync_request().seq.n;
+    let n = machine.sync_request(at(0)).seq.n;
     let old = Event::Synced { n, sent: at(5000).boot, directives: vec![], lease_seconds: 600 };
     assert_eq!(machine.handle(old, at(6003)), []);
     assert_eq!(machine.handle(Event::Tick, at(6599)), []);
@@ -286,7 +286,7 @@ fn terminate_ends_jobs_flushes_and_leaves() {
     let mut machine = enrolled();
     let _run = answer(&mut machine, starts(1), at(0));
     assert_eq!(answer(&mut machine, terminate(), at(1)), [Effect::Wish(id(1), Wish::Terminate)]);
-    assert_eq!(machine.sync_request().note.as_deref(), Some("leaving: idle"));
+    assert_eq!(machine.sync_request(at(0)).note.as_deref(), Some("leaving: idle"));
     assert_eq!(answer(&mut machine, [terminate(), starts(2)].concat(), at(2)), [], "no new job");
     let mut stuck = machine.clone();
     assert_eq!(stuck.handle(Event::Tick, at(30)), []);

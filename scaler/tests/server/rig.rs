@@ -251,7 +251,7 @@ impl Agent {
             id: *id,
             job: self.jobs.get(id).cloned(),
             gpus: Vec::new(),
-            deadline: None,
+            remaining_seconds: None,
             stage: self.stage,
             detail: Some("pulling x: 45%".to_owned()),
         };

@@ -177,7 +177,7 @@ impl Script {
                     id: *id,
                     job: Some(reference),
                     gpus: assignment.gpu_ids.clone(),
-                    deadline: Some(assignment.deadline),
+                    remaining_seconds: Some(assignment.deadline.duration_since(now).as_secs().max(0).unsigned_abs()),
                     stage: Stage::Running,
                     detail: None,
                 })

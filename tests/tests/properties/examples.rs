@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use pilotlight_scaler::fleet::{Action, Applied, Event, event::Synced, instance::AssignmentState};
 use pilotlight_wire::{
     Verdict,
-    agent::{AssignmentEvent, AssignmentEventKind, Seq},
+    agent::{AssignmentEvent, AssignmentEventKind, Seq, Stage},
 };
 
 use crate::{
@@ -162,4 +162,32 @@ fn what_is_over_is_not_adopted_by_syncs_that_crossed_its_end() {
         rig.pass();
     }
     assert!(rig.world.instance(instance).unwrap().assignments.is_empty(), "the agent has no file of it any more");
+}
+
+/// Found by simulation: after a lost database an agent may list an assignment that is over and whose end an earlier
+/// scaler had taken in. It holds no GPU, and when it is no longer listed nobody will ever say how it ended.
+#[test]
+fn what_was_over_before_the_database_was_lost_holds_nothing_and_ends() {
+    let mut rig = Rig::new(Shape::PLAIN);
+    rig.run(&Op::Submit(0));
+    rig.pass();
+    rig.run(&Op::Enrol(0, true));
+    rig.pass();
+    let (machine, over, _, job) = rig.nth_assignment(0).unwrap();
+    rig.lose_database();
+    let kept = rig.forgotten.get_mut(&machine).unwrap();
+    kept[0].stage = Stage::Finished;
+    rig.run(&Op::Sync(0));
+    rig.pass();
+    let instance = rig.world.instance(machine).unwrap();
+    assert_eq!(instance.free_gpu_ids().count(), instance.gpu_ids.len(), "its GPUs are free");
+    rig.forgotten.insert(machine, Vec::new());
+    let seq = Seq { run: 9, n: 1 };
+    let nonce = "n".to_owned();
+    let synced = Synced { instance: machine, nonce, seq, assignments: Vec::new(), sample: None };
+    rig.apply(Event::Synced(Box::new(synced)));
+    let ended = rig.world.job(job).and_then(|job| job.ended()).unwrap();
+    assert_eq!(ended.reason.as_deref(), Some("it is over, and its result was lost with the scaler's database"));
+    let claim = rig.world.instance(machine).unwrap().assignments.get(&over);
+    assert!(claim.is_none_or(|claim| !claim.is_live()), "and the machine is free");
 }

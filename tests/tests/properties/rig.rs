@@ -243,7 +243,7 @@ pub(crate) fn reports(world: &World, machine: &Instance) -> Vec<AssignmentReport
             id: *id,
             job,
             gpus: assignment.gpu_ids.clone(),
-            deadline: Some(assignment.deadline),
+            remaining_seconds: None,
             stage: if assignment.state == AssignmentState::Running { Stage::Running } else { Stage::Accepted },
             detail: None,
         }

@@ -159,7 +159,7 @@ fn c40_no_token_is_where_a_job_or_a_reader_could_find_it() {
     check_text("the agent's environment", &environment, &[&ours, &planted]);
     assert!(fs::read_to_string(format!("/proc/{scaler}/environ")).unwrap().contains(&planted["of the scaler's"]));
     check_answers(&site, &id, &[&ours, &planted]);
-    let own = [("admin token", "admin.token"), ("enrolment secret", "bootstrap.json")];
+    let own = [("admin token", "admin.token"), ("enrolment secret", "bootstrap.json"), ("bearer's proof", "bearer")];
     check_files(&site, &ours, &own);
     check_files(&site, &planted, &[("value", "assignment.json"), ("word", "assignment.json")]);
 

@@ -101,7 +101,9 @@ impl World {
         // One that never arrived is nobody's job.
         let (Some(reference), Some(instance)) = (&report.job, self.instances.get(&id)) else { return };
         let label = self.settings.labels.get(&reference.label);
-        let deadline = report.deadline.unwrap_or_else(|| later(now, DEFAULT_TIMEOUT));
+        let left =
+            report.remaining_seconds.map(|left| SignedDuration::from_secs(i64::try_from(left).unwrap_or(i64::MAX)));
+        let deadline = later(now, left.unwrap_or(DEFAULT_TIMEOUT));
         let running = !matches!(report.stage, Stage::Accepted | Stage::Preparing);
         let pool = instance.pool.clone();
         let job = self.jobs.entry(reference.id).or_insert_with(|| Job {
@@ -130,7 +132,8 @@ impl World {
         self.dirty.jobs.insert(reference.id);
         let assignment = Assignment {
             job: reference.id,
-            gpu_ids: report.gpus.clone(),
+            // What is over holds none any more; they may be another job's by now.
+            gpu_ids: if report.stage == Stage::Finished { Vec::new() } else { report.gpus.clone() },
             assigned_at: now,
             deadline,
             cancel: false,
@@ -141,6 +144,26 @@ impl World {
         if let Some(instance) = self.instance_mut(id) {
             instance.assignments.insert(report.id, assignment);
             instance.assigned_total = instance.assigned_total.max(1);
+        }
+    }
+
+    /// Ends what was adopted and is no longer listed: its agent had been told by an earlier scaler that its result was
+    /// taken, and that was lost with the database.
+    pub(super) fn end_forgotten(&mut self, id: InstanceId, now: Timestamp) {
+        let (Some(instance), Some(seen)) = (self.instances.get(&id), self.seen.get(&id)) else { return };
+        let forgotten: Vec<_> = instance
+            .live_assignments()
+            .filter(|(id, assignment)| assignment.adopted && !seen.reports.contains_key(id))
+            .map(|(id, assignment)| (*id, assignment.job))
+            .collect();
+        for (assignment, job) in forgotten {
+            self.result_lost(job, now);
+            if let Some(machine) = self.instance_mut(id)
+                && let Some(assignment) = machine.assignments.get_mut(&assignment)
+            {
+                assignment.state = AssignmentState::Ended { at: now, log_closed: true };
+                super::agent::rest(machine, now);
+            }
         }
     }
 

@@ -94,6 +94,7 @@ impl World {
             self.adopt_assignments(id, &reports, now);
         }
         let before = std::mem::replace(&mut self.seen.entry(id).or_default().reports, reports);
+        self.end_forgotten(id, now);
         self.drop_settled_assignments(id, &before, now);
         self.orders(id).map(Applied::Directives)
     }
@@ -233,7 +234,7 @@ fn believed(said: Timestamp, earliest: Timestamp, latest: Timestamp) -> Timestam
 }
 
 /// The idle clock starts when the last job ends.
-fn rest(instance: &mut Instance, now: Timestamp) {
+pub(super) fn rest(instance: &mut Instance, now: Timestamp) {
     let vacant = instance.is_vacant();
     if let Phase::Ready { idle_since } = &mut instance.phase
         && vacant

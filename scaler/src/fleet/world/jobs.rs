@@ -184,6 +184,13 @@ impl World {
         self.end_job(id, Ended { log, ..never_ran(Verdict::Infrastructure, Some(reason), now) }, now);
     }
 
+    /// Ends a job whose result was lost with a database.
+    pub(super) fn result_lost(&mut self, id: JobId, now: Timestamp) {
+        let reason = "it is over, and its result was lost with the scaler's database".to_owned();
+        let ended = never_ran(Verdict::Infrastructure, Some(reason), now);
+        self.end_job(id, Ended { log: Log::Over { incomplete: true }, ..ended }, now);
+    }
+
     /// Puts a job that its machine refused back into the queue, or ends it when that happened too often.
     pub(super) fn refused(&mut self, id: JobId, reason: &str, cancel: bool, now: Timestamp) {
         let Some(job) = self.job_mut(id) else { return };
