@@ -16,7 +16,7 @@ use crate::{
     config::{Config, Rules},
     control::{self, Control},
     effects::Effects,
-    fleet::{Event, World},
+    fleet::World,
     http::{self, App},
     keys::{AdminToken, KeyError, Keys},
     logs::{LogError, LogStore},
@@ -101,11 +101,14 @@ pub async fn run(config: Config, reloads: mpsc::Receiver<Reload>, shutdown: Canc
         TcpListener::bind(config.listen).await.map_err(|source| RunError::Listen { address: config.listen, source })?;
     let address = listener.local_addr().map_err(RunError::Serve)?;
 
-    let mut world = World::new(config.settings(), rand::random(), clock.now(), loaded.instances, loaded.jobs);
-    if let Some(Step { by, skipped, .. }) = step {
+    let (settings, now) = (config.settings(), clock.now());
+    let world = match step {
         // Committed with the first pass; a scaler that dies before that finds the same step again.
-        let _applied = world.apply(Event::ClockStepped { by, skipped }, clock.now());
-    }
+        Some(Step { by, skipped, .. }) => {
+            World::stepped(settings, rand::random(), now, (by, skipped), loaded.instances, loaded.jobs)
+        }
+        None => World::new(settings, rand::random(), now, loaded.instances, loaded.jobs),
+    };
     let (rules_sender, rules) = watch::channel(config.rules());
     let local = Arc::new(LocalProvider::new(&state_dir));
     let metrics = Metrics::default();

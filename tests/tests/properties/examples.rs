@@ -1,7 +1,9 @@
 //! Single histories, found by the properties or by hand.
 
 use jiff::{SignedDuration, Timestamp};
-use pilotlight_scaler::fleet::{Action, Applied, Event, event::Synced, instance::AssignmentState};
+use pilotlight_scaler::fleet::{
+    Action, Applied, Event, Instance, Planned, World, event::Synced, instance::AssignmentState,
+};
 use pilotlight_wire::{
     Verdict,
     agent::{AssignmentEvent, AssignmentEventKind, Seq, Stage},
@@ -190,4 +192,26 @@ fn what_was_over_before_the_database_was_lost_holds_nothing_and_ends() {
     assert_eq!(ended.reason.as_deref(), Some("it is over, and its result was lost with the scaler's database"));
     let claim = rig.world.instance(machine).unwrap().assignments.get(&over);
     assert!(claim.is_none_or(|claim| !claim.is_live()), "and the machine is free");
+}
+
+/// Found by the simulator: a scaler that found the clock stepped at its start, six hours ahead, made the destroy call that
+/// the last one had not heard of six hours later, and judged no machine silent before.
+#[test]
+fn a_clock_that_was_stepped_between_two_scalers_delays_nothing() {
+    let mut rig = Rig::new(Shape::PLAIN);
+    rig.run(&Op::Submit(0));
+    rig.pass();
+    rig.run(&Op::Enrol(0, true));
+    rig.pass();
+    rig.run(&Op::Finished(0, true));
+    rig.run(&Op::LogClosed(0));
+    rig.advance(SignedDuration::from_mins(11));
+    let ends = rig.pass();
+    assert!(matches!(ends.actions[0].action, Action::Terminate { .. }), "{ends:?}");
+    let skipped = SignedDuration::from_hours(6);
+    rig.advance(skipped);
+    let instances: Vec<Instance> = rig.world.instances().cloned().collect();
+    rig.world = World::stepped(rig.settings(), 9, rig.now, (skipped, skipped), instances, []);
+    let again = rig.pass();
+    assert!(matches!(again.actions[..], [Planned { action: Action::Destroy(_), .. }]), "{again:?}");
 }

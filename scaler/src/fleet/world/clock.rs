@@ -2,13 +2,30 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Health, World, later};
+use super::{Health, Settings, World, later};
 use crate::fleet::{
     demand::{Job, JobState},
     instance::{AssignmentState, Call, Instance, Phase},
 };
 
 impl World {
+    /// A world as the store has it, at the start of a scaler that finds the system's clock stepped since the last one.
+    /// It begins before the skip and goes along with it: what was outstanding is due now, not so much later.
+    #[must_use]
+    pub fn stepped(
+        settings: Settings,
+        seed: u64,
+        now: Timestamp,
+        (by, skipped): (SignedDuration, SignedDuration),
+        instances: impl IntoIterator<Item = Instance>,
+        jobs: impl IntoIterator<Item = Job>,
+    ) -> Self {
+        let before = now.saturating_sub(skipped).unwrap_or(now);
+        let mut world = Self::new(settings, seed, before, instances, jobs);
+        world.clock_stepped(by, skipped, now);
+        world
+    }
+
     /// Nothing is judged dead for a while, and what was noted by the old clock is read by the new one: a deadline is so
     /// many hours of running and not a date, and its agent, who counts on a clock that nobody can step, knows nothing
     /// of the step. Without this a step of some hours would end running jobs as soon as the grace is over.
