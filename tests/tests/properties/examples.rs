@@ -166,7 +166,7 @@ fn what_is_over_is_not_adopted_by_syncs_that_crossed_its_end() {
     assert!(rig.world.instance(instance).unwrap().assignments.is_empty(), "the agent has no file of it any more");
 }
 
-/// Found by simulation: after a lost database an agent may list an assignment that is over and whose end an earlier
+/// After a lost database an agent may list an assignment that is over and whose end an earlier
 /// scaler had taken in. It holds no GPU, and when it is no longer listed nobody will ever say how it ended.
 #[test]
 fn what_was_over_before_the_database_was_lost_holds_nothing_and_ends() {
@@ -194,7 +194,7 @@ fn what_was_over_before_the_database_was_lost_holds_nothing_and_ends() {
     assert!(claim.is_none_or(|claim| !claim.is_live()), "and the machine is free");
 }
 
-/// Found by the simulator: a scaler that found the clock stepped at its start, six hours ahead, made the destroy call that
+/// A scaler that found the clock stepped at its start, six hours ahead, made the destroy call that
 /// the last one had not heard of six hours later, and judged no machine silent before.
 #[test]
 fn a_clock_that_was_stepped_between_two_scalers_delays_nothing() {
