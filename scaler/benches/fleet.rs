@@ -2,7 +2,7 @@
 //! with the most).
 //!
 //! Medians of many runs on one thread; no comparison with a clock in a test. With `COUNT=plan` it plans
-//! once, for a tool that counts instructions; with another `COUNT` it does all but that.
+//! once, for a tool that counts instructions; with a number so often, for a profiler; with another `COUNT` it does all but that.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a program that measures and prints")]
 
@@ -121,6 +121,9 @@ fn world(size: u32, free: usize, label: &str) -> World {
     let mut world = World::new(settings, 1, now(), instances, []);
     world.apply(list_read(size), now()).unwrap();
     for n in 0..size {
+        // A machine that was not heard takes no job.
+        world.apply(synced(n), now()).unwrap();
+        assert!(world.instance(machine(n)).is_some_and(|machine| machine.live_assignments().count() < 2));
         world.apply(submitted(n, label), now()).unwrap();
     }
     world
@@ -213,7 +216,8 @@ fn apply_rows(size: u32) {
 fn main() {
     if let Ok(what) = std::env::var("COUNT") {
         let world = world(10_000, 1, "x1");
-        if what == "plan" {
+        let times = if what == "plan" { 1 } else { what.parse().unwrap_or(0) };
+        for _ in 0..times {
             black_box(plan(&world, now()));
         }
         return;

@@ -3,6 +3,7 @@
 //! [`World::apply`] takes in what happened, [`plan`] says what should be done, [`World::record`] writes that down before
 //! it is done. Time is an argument; ids are minted from a seeded generator. The same events give the same plans.
 
+mod asks;
 pub mod demand;
 pub mod event;
 mod ids;

@@ -4,21 +4,23 @@
 //! [`STARVING`] and fits nowhere has the free GPUs of one machine kept for it.
 
 mod bins;
+mod census;
 mod room;
 
-pub(super) use self::bins::HEARD;
+pub(super) use self::census::Census;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{GpuId, InstanceId, JobId, PlacementName, PoolName};
 
 use self::{
-    bins::{Bin, Bins, Standing, bin, new_bin},
+    bins::{Bin, Bins, Standing, new_bin},
     room::Room,
 };
 use super::{
-    Job, Pool,
+    Pool,
+    asks::Ask,
     ids::IdGen,
     instance::Instance,
     mutant::{Mutant, planted},
@@ -40,9 +42,9 @@ pub(super) struct Packed {
     /// Jobs that stay queued.
     pub(super) waiting: BTreeMap<JobId, Waiting>,
     /// Machines that some job counts on: they are not idle.
-    pub(super) reserved: BTreeSet<InstanceId>,
+    pub(super) reserved: HashSet<InstanceId>,
     /// Machines that have no work, or will have none once they are up, and would take some.
-    pub(super) spare: BTreeSet<InstanceId>,
+    pub(super) spare: HashSet<InstanceId>,
     /// How many of them each pool has, those of this plan included.
     pub(super) spare_of: BTreeMap<PoolName, u32>,
     /// Pools in which a job waits for a bound: machines that do not suit it make room, `min_idle` or not.
@@ -62,48 +64,50 @@ pub(super) struct NewMachine {
     pub(super) spare: bool,
 }
 
-pub(super) fn pack(world: &World, leaving: &Leaving, ids: &mut IdGen, now: Timestamp) -> Packed {
+pub(super) fn pack<'a>(
+    world: &'a World,
+    asks: &[Ask<'a>],
+    census: &mut Census<'a>,
+    leaving: &'a Leaving,
+    ids: &mut IdGen,
+    now: Timestamp,
+) -> Packed {
     let mut packed = Packed::default();
-    let mut room = Room::new(world, leaving);
-    let mut queues: BTreeMap<&PoolName, Vec<&Job>> = BTreeMap::new();
-    for job in world.jobs.values().filter(|job| job.is_queued()) {
-        queues.entry(&job.pool).or_default().push(job);
+    let mut room = Room::new(world, census, leaving);
+    let mut queue: Vec<&Ask<'a>> = asks.iter().collect();
+    queue.sort_by(|a, b| {
+        let age =
+            if planted(Mutant::YoungestFirst) { b.queued_at.cmp(&a.queued_at) } else { a.queued_at.cmp(&b.queued_at) };
+        a.pool.cmp(b.pool).then(b.priority.cmp(&a.priority)).then(age).then(a.id.cmp(&b.id))
+    });
+    for queue in queue.chunk_by(|a, b| a.pool == b.pool) {
+        match world.settings.pools.get(queue[0].pool) {
+            Some(pool) => {
+                let bins = &mut census.pool(&pool.name).bins;
+                pack_pool(world, pool, queue, bins, &mut room, ids, now, &mut packed);
+            }
+            None => packed.waiting.extend(queue.iter().map(|ask| (ask.id, Waiting::LabelRemoved))),
+        }
     }
-    for (pool, mut queue) in queues {
-        queue.sort_by(|a, b| {
-            let age = if planted(Mutant::YoungestFirst) {
-                b.queued_at.cmp(&a.queued_at)
-            } else {
-                a.queued_at.cmp(&b.queued_at)
-            };
-            b.priority.cmp(&a.priority).then(age).then(a.id.cmp(&b.id))
-        });
-        match world.settings.pools.get(pool) {
-            Some(pool) => pack_pool(world, pool, &queue, &mut room, ids, now, &mut packed),
-            None => packed.waiting.extend(queue.iter().map(|job| (job.id, Waiting::LabelRemoved))),
+    for pool in &census.pools {
+        // What is launched by this very plan is launched for somebody.
+        for bin in pool.bins.all.iter().filter(|bin| bin.instance.is_some()) {
+            if bin.reserved {
+                packed.reserved.insert(bin.id);
+            } else if bin.vacant {
+                packed.spare.insert(bin.id);
+                *packed.spare_of.entry(pool.name.clone()).or_default() += 1;
+            }
         }
     }
     keep_spare(world, &mut room, ids, now, &mut packed);
     packed
 }
 
-/// Counts the machines without work, and launches what `min_idle` lacks.
+/// Launches what `min_idle` lacks.
 fn keep_spare<'a>(world: &'a World, room: &mut Room<'a>, ids: &mut IdGen, now: Timestamp, packed: &mut Packed) {
-    let spare = world.instances.values().filter(|instance| {
-        instance.is_vacant()
-            && bin(world, instance, now).is_some()
-            && !room.leaving.instances.contains(&instance.id)
-            && !packed.reserved.contains(&instance.id)
-    });
-    let mut counts: BTreeMap<PoolName, u32> = BTreeMap::new();
-    let mut found = BTreeSet::new();
-    for instance in spare {
-        *counts.entry(instance.pool.clone()).or_default() += 1;
-        found.insert(instance.id);
-    }
-    packed.spare = found;
     for pool in world.settings.pools.values() {
-        let count = counts.entry(pool.name.clone()).or_default();
+        let count = packed.spare_of.entry(pool.name.clone()).or_default();
         if world.paused.is_some() || packed.crowded.contains(&pool.name) {
             continue;
         }
@@ -117,59 +121,54 @@ fn keep_spare<'a>(world: &'a World, room: &mut Room<'a>, ids: &mut IdGen, now: T
             packed.launches.push(NewMachine { id: ids.mint(now), pool, placement, gpu_ids, spare: true });
         }
     }
-    packed.spare_of = counts;
 }
 
 fn pack_pool<'a>(
     world: &'a World,
     pool: &'a Pool,
-    queue: &[&Job],
+    queue: &[&Ask<'_>],
+    bins: &mut Bins<'a>,
     room: &mut Room<'a>,
     ids: &mut IdGen,
     now: Timestamp,
     packed: &mut Packed,
 ) {
-    let mut bins = Bins::default();
-    for instance in world.instances.values() {
-        if instance.pool == pool.name
-            && !room.leaving.instances.contains(&instance.id)
-            && let Some(bin) = bin(world, instance, now)
-        {
-            bins.push(bin);
+    let mut label = None;
+    for ask in queue {
+        // Jobs of one label come in long runs.
+        if label != Some(ask.label) {
+            label = world.settings.labels.get_key_value(ask.label).map(|(name, _)| name);
         }
-    }
-    for job in queue {
-        if !world.settings.labels.contains_key(&job.label) {
-            packed.waiting.insert(job.id, Waiting::LabelRemoved);
+        if label.is_none() {
+            packed.waiting.insert(ask.id, Waiting::LabelRemoved);
             continue;
         }
         if world.paused.is_some() {
-            packed.waiting.insert(job.id, Waiting::Paused);
+            packed.waiting.insert(ask.id, Waiting::Paused);
             continue;
         }
-        if let Some(refused) = job.refusal.as_ref().filter(|refused| now < refused.until) {
+        if let Some(refused) = ask.refusal.filter(|refused| now < refused.until) {
             let (until, reason) = (refused.until, refused.reason.clone());
-            packed.waiting.insert(job.id, Waiting::Refused { until, reason });
+            packed.waiting.insert(ask.id, Waiting::Refused { until, reason });
             continue;
         }
-        if let Some(index) = bins.find(job.gpus) {
-            let given = bins.take(index, job.gpus);
-            let Bin { id, standing, .. } = bins.all[index];
+        if let Some(index) = bins.find(ask.gpus) {
+            let given = bins.take(index, ask.gpus);
+            let Bin { id, standing, instance, .. } = bins.all[index];
             match standing {
-                Standing::Ready => packed.assignments.push((job.id, id, free_ids(world, id, given, job.gpus))),
-                Standing::Booting => drop(packed.waiting.insert(job.id, Waiting::Boot(id))),
-                Standing::Unheard => drop(packed.waiting.insert(job.id, Waiting::Unheard(id))),
-                Standing::New => drop(packed.waiting.insert(job.id, Waiting::Launch(id))),
+                Standing::Ready => packed.assignments.push((ask.id, id, free_ids(instance, given, ask.gpus))),
+                Standing::Booting => drop(packed.waiting.insert(ask.id, Waiting::Boot(id))),
+                Standing::Unheard => drop(packed.waiting.insert(ask.id, Waiting::Unheard(id))),
+                Standing::New => drop(packed.waiting.insert(ask.id, Waiting::Launch(id))),
             }
-            packed.reserved.insert(id);
             continue;
         }
-        match room.launch(pool, Some(job.gpus), now) {
+        match room.launch(pool, Some(ask.gpus), now) {
             Ok((placement, gpu_ids)) => {
                 let id = ids.mint(now);
                 let index = bins.push(new_bin(id, pool, placement));
-                bins.take(index, job.gpus);
-                packed.waiting.insert(job.id, Waiting::Launch(id));
+                bins.take(index, ask.gpus);
+                packed.waiting.insert(ask.id, Waiting::Launch(id));
                 packed.launches.push(NewMachine {
                     id,
                     pool: pool.name.clone(),
@@ -182,11 +181,11 @@ fn pack_pool<'a>(
                 if matches!(waiting, Waiting::PoolFull { .. } | Waiting::PlacementFull(_)) {
                     packed.crowded.insert(pool.name.clone());
                 }
-                let behind = job.gpus > 0 && bins.kept >= job.gpus;
-                packed.waiting.insert(job.id, if behind { Waiting::BehindLargeJob } else { waiting });
-                let starving = job.gpus > 0 && now.duration_since(job.queued_at) >= STARVING;
+                let behind = ask.gpus > 0 && bins.kept >= ask.gpus;
+                packed.waiting.insert(ask.id, if behind { Waiting::BehindLargeJob } else { waiting });
+                let starving = ask.gpus > 0 && now.duration_since(ask.queued_at) >= STARVING;
                 if starving && !planted(Mutant::StarvesLargeJobs) {
-                    packed.reserved.extend(bins.keep_for(job.gpus));
+                    bins.keep_for(ask.gpus);
                 }
             }
         }
@@ -194,8 +193,8 @@ fn pack_pool<'a>(
 }
 
 /// The next free GPUs of a machine, behind those that this plan has given away.
-fn free_ids(world: &World, id: InstanceId, given: usize, gpus: u32) -> Vec<GpuId> {
+fn free_ids(instance: Option<&Instance>, given: usize, gpus: u32) -> Vec<GpuId> {
     let count = usize::try_from(gpus).unwrap_or(usize::MAX);
-    let free = world.instances.get(&id).into_iter().flat_map(Instance::free_gpu_ids);
+    let free = instance.into_iter().flat_map(Instance::free_gpu_ids);
     free.skip(given).take(count).cloned().collect()
 }

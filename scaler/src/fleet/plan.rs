@@ -11,13 +11,13 @@ use jiff::Timestamp;
 use pilotlight_wire::{AssignmentId, GpuId, InstanceId, JobId};
 
 use super::{
-    demand::Log,
+    asks::{self, Ask},
     ids::IdGen,
     instance::{AssignmentState, Call, Instance, OVERTIME, Phase},
     mutant::{Mutant, planted},
-    packing::{self, Packed},
+    packing::{self, Census, Packed},
     reason::{Cause, Reason, Waiting},
-    world::{BootKey, Breaker, Health, LEASE_MARGIN, TOMBSTONE, World, later, log_bound},
+    world::{BootKey, Breaker, HEARD, Health, LEASE_MARGIN, Machine, TOMBSTONE, World, later, log_bound},
 };
 
 /// Something to do.
@@ -94,17 +94,24 @@ pub struct Plan {
 #[must_use]
 pub fn plan(world: &World, now: Timestamp) -> Plan {
     let mut ids = world.ids.clone();
-    let mut draft = Draft { world, now, actions: Vec::new(), wake: None, leaving: Leaving::default() };
-    for instance in world.instances.values() {
-        draft.instance(instance);
+    let mut draft =
+        Draft { world, now, actions: Vec::new(), wake: None, list_soon: false, leaving: Leaving::default() };
+    let mut census = Census::default();
+    for machine in world.machines() {
+        draft.machine(&machine);
+        let leaves = draft.leaving.instances.contains(&machine.instance.id);
+        census.count(world, machine, leaves, now);
     }
-    let packed = packing::pack(world, &draft.leaving, &mut ids, now);
-    draft.idle(&packed);
+    let asks = asks::asks(world);
+    let leaving = std::mem::take(&mut draft.leaving);
+    let packed = packing::pack(world, &asks.all, &mut census, &leaving, &mut ids, now);
+    draft.idle(&census.vacant, &packed);
     draft.orphans();
-    draft.logs();
-    draft.placements(&packed);
-    let mut actions = draft.actions;
-    let wake_at = draft.wake;
+    for (job, incomplete) in asks.over {
+        draft.push(Action::CloseLog { job, incomplete }, Reason::LogOver { incomplete });
+    }
+    draft.placements(&packed, &asks.all);
+    let (mut actions, wake_at, list_soon) = (draft.actions, draft.wake, draft.list_soon);
     for (job, instance, gpu_ids) in packed.assignments {
         let action = Action::Assign { id: ids.mint(now), job, instance, gpu_ids };
         actions.push(Planned { action, reason: Reason::Fits });
@@ -120,10 +127,6 @@ pub fn plan(world: &World, now: Timestamp) -> Plan {
             actions.push(Planned { action: Action::Launch(Box::new(instance)), reason });
         }
     }
-    let list_soon = world
-        .instances
-        .values()
-        .any(|instance| matches!(instance.phase, Phase::Terminating { destroy: Call::Accepted { .. }, .. }));
     Plan { actions, waiting: packed.waiting, wake_at, list_soon, ids }
 }
 
@@ -141,6 +144,7 @@ struct Draft<'a> {
     now: Timestamp,
     actions: Vec<Planned>,
     wake: Option<Timestamp>,
+    list_soon: bool,
     leaving: Leaving,
 }
 
@@ -165,7 +169,8 @@ impl Draft<'_> {
     }
 
     /// What is to be done with a machine whoever waits.
-    fn instance(&mut self, instance: &Instance) {
+    fn machine(&mut self, machine: &Machine<'_>) {
+        let instance = machine.instance;
         let id = instance.id;
         match &instance.phase {
             Phase::Gone { .. } => {
@@ -174,6 +179,7 @@ impl Draft<'_> {
                 }
             }
             Phase::Terminating { cause, destroy, .. } => {
+                self.list_soon |= matches!(destroy, Call::Accepted { .. });
                 if let Call::Due { at, failures } = *destroy
                     && self.due(at)
                 {
@@ -184,14 +190,15 @@ impl Draft<'_> {
                     self.push(Action::Destroy(id), reason);
                 }
             }
-            Phase::Requested { .. } | Phase::Booting => self.unready(instance),
-            Phase::Ready { .. } | Phase::Draining { .. } => self.enrolled(instance),
+            Phase::Requested { .. } | Phase::Booting => self.unready(machine),
+            Phase::Ready { .. } | Phase::Draining { .. } => self.enrolled(machine),
         }
     }
 
     /// A machine whose agent has not enrolled.
-    fn unready(&mut self, instance: &Instance) {
-        if let Some(note) = self.stopped(instance) {
+    fn unready(&mut self, machine: &Machine<'_>) {
+        let instance = machine.instance;
+        if let Some(note) = machine.stopped() {
             self.terminate(instance, Cause::Stopped { note });
         } else if planted(Mutant::EndsBootWithoutDemand) && self.world.jobs.is_empty() {
             self.terminate(instance, Cause::Drained);
@@ -205,13 +212,14 @@ impl Draft<'_> {
     }
 
     /// A machine whose agent has enrolled: first what ends it at once, then what drains it.
-    fn enrolled(&mut self, instance: &Instance) {
-        if let Some(cause) = self.dead(instance) {
+    fn enrolled(&mut self, machine: &Machine<'_>) {
+        let instance = machine.instance;
+        if let Some(cause) = self.dead(machine) {
             return self.terminate(instance, cause);
         }
         let drain = match &instance.phase {
             Phase::Draining { cause } => Some(cause.clone()),
-            _ => self.outgrown(instance),
+            _ => self.outgrown(machine),
         };
         let busy = !instance.is_vacant() || self.log_outstanding(instance) || self.held(instance);
         let busy = busy && !planted(Mutant::DrainEndsJobs);
@@ -228,30 +236,26 @@ impl Draft<'_> {
         }
     }
 
-    /// Ready machines without work, on which no waiting job counts: the longest launched go first, and `min_idle` of
-    /// each pool stay.
-    fn idle(&mut self, packed: &Packed) {
-        let world = self.world;
+    /// Of the ready machines without work those on which no waiting job counts: the longest launched go first, and
+    /// `min_idle` of each pool stay.
+    fn idle(&mut self, vacant: &[Machine<'_>], packed: &Packed) {
         let mut spare_of = packed.spare_of.clone();
-        for instance in world.instances.values() {
-            let Phase::Ready { idle_since } = instance.phase else { continue };
+        for Machine { instance, pool, .. } in vacant {
+            let (Phase::Ready { idle_since }, Some(pool)) = (&instance.phase, pool) else { continue };
             if packed.reserved.contains(&instance.id)
-                || self.leaving.instances.contains(&instance.id)
-                || (!instance.is_vacant() && !planted(Mutant::IdleEndsJobs))
                 || self.log_outstanding(instance)
                 || self.held(instance)
                 || planted(Mutant::NeverIdle)
             {
                 continue;
             }
-            let Some(pool) = world.settings.pools.get(&instance.pool) else { continue };
             let Some(left) = spare_of.get_mut(&pool.name) else { continue };
             let kept = if packed.crowded.contains(&pool.name) { 0 } else { pool.min_idle };
             let spare = packed.spare.contains(&instance.id);
             if spare && *left <= kept {
                 continue;
             }
-            if self.due(later(idle_since, pool.idle_timeout)) {
+            if self.due(later(*idle_since, pool.idle_timeout)) {
                 *left -= u32::from(spare);
                 self.terminate(instance, Cause::Idle);
             }
@@ -264,14 +268,13 @@ impl Draft<'_> {
     }
 
     /// Why a machine must end now, jobs or not.
-    fn dead(&mut self, instance: &Instance) -> Option<Cause> {
-        let world = self.world;
-        if let Some(note) = self.stopped(instance) {
+    fn dead(&mut self, machine: &Machine<'_>) -> Option<Cause> {
+        let (world, instance) = (self.world, machine.instance);
+        if let Some(note) = machine.stopped() {
             return Some(Cause::Stopped { note });
         }
-        let heard = world
+        let heard = machine
             .seen
-            .get(&instance.id)
             .and_then(|seen| seen.heard_at)
             .or(instance.ready_at())
             .unwrap_or(instance.created_at)
@@ -282,11 +285,7 @@ impl Draft<'_> {
                 return Some(Cause::Silent);
             }
         } else {
-            let lost_after = world
-                .settings
-                .pools
-                .get(&instance.pool)
-                .map_or(jiff::SignedDuration::from_hours(1), |pool| pool.lost_after);
+            let lost_after = machine.pool.map_or(jiff::SignedDuration::from_hours(1), |pool| pool.lost_after);
             if self.due(self.judged(later(heard, lost_after.max(world.settings.lease)))) {
                 return Some(Cause::Lost);
             }
@@ -300,18 +299,15 @@ impl Draft<'_> {
     }
 
     /// Why a machine takes no new work.
-    fn outgrown(&mut self, instance: &Instance) -> Option<Cause> {
-        if !self.world.settings.pools.contains_key(&instance.pool) {
+    fn outgrown(&mut self, machine: &Machine<'_>) -> Option<Cause> {
+        let instance = machine.instance;
+        if machine.pool.is_none() {
             return Some(Cause::PoolRemoved);
         }
         if instance.single_use && instance.assigned_total > 0 {
             return Some(Cause::SingleUse);
         }
         self.due(instance.lifetime_end).then_some(Cause::Lifetime)
-    }
-
-    fn stopped(&self, instance: &Instance) -> Option<String> {
-        self.world.seen.get(&instance.id)?.stopped.clone()
     }
 
     /// Whether some job's log is on this machine only, within the bound that an agent keeps it.
@@ -339,16 +335,8 @@ impl Draft<'_> {
         }
     }
 
-    fn logs(&mut self) {
-        for job in self.world.jobs.values() {
-            if let Some(Log::Over { incomplete }) = job.ended().map(|ended| ended.log) {
-                self.push(Action::CloseLog { job: job.id, incomplete }, Reason::LogOver { incomplete });
-            }
-        }
-    }
-
     /// A placement that cools is looked at again when it is over, if somebody waits.
-    fn placements(&mut self, packed: &Packed) {
+    fn placements(&mut self, packed: &Packed, asks: &[Ask<'_>]) {
         if packed.waiting.is_empty() && !packed.short {
             return;
         }
@@ -360,20 +348,16 @@ impl Draft<'_> {
         for breaker in self.world.breakers.values() {
             let _over = self.due(breaker.until);
         }
-        for job in self.world.jobs.values() {
-            if let Some(refusal) = &job.refusal
-                && job.is_queued()
-            {
-                let _again = self.due(refusal.until);
-            }
+        for refusal in asks.iter().filter_map(|ask| ask.refusal) {
+            let _again = self.due(refusal.until);
         }
         // Right after the start a job waits for a machine that is to be heard, but not for ever.
         if packed.waiting.values().any(|waiting| matches!(waiting, Waiting::Unheard(_))) {
-            let _unheard = self.due(later(self.world.started_at, packing::HEARD));
+            let _unheard = self.due(later(self.world.started_at, HEARD));
         }
         // A large job that begins to starve changes the packing by time alone.
-        for job in self.world.jobs.values().filter(|job| job.is_queued() && job.gpus > 0) {
-            let _starving = self.due(later(job.queued_at, packing::STARVING));
+        for ask in asks.iter().filter(|ask| ask.gpus > 0) {
+            let _starving = self.due(later(ask.queued_at, packing::STARVING));
         }
     }
 }

@@ -8,9 +8,9 @@ use std::{
 use jiff::Timestamp;
 use pilotlight_wire::{GpuId, PlacementName, PoolName};
 
+use super::Census;
 use crate::fleet::{
     Placement, Pool, ProviderConfig,
-    instance::Phase,
     mutant::{Mutant, planted},
     plan::Leaving,
     reason::Waiting,
@@ -34,22 +34,18 @@ pub(super) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    pub(super) fn new(world: &'a World, leaving: &'a Leaving) -> Self {
-        let (per_pool, per_placement) = (BTreeMap::new(), BTreeMap::new());
-        let (on_the_way_out, unready) = (BTreeMap::new(), BTreeMap::new());
-        let (taken_ids, given_ids) = (OnceCell::new(), Vec::new());
-        let mut room = Self { world, leaving, per_pool, per_placement, on_the_way_out, unready, taken_ids, given_ids };
-        for instance in world.instances.values().filter(|instance| instance.is_live()) {
-            *room.per_pool.entry(&instance.pool).or_default() += 1;
-            *room.per_placement.entry(&instance.placement.name).or_default() += 1;
-            if matches!(instance.phase, Phase::Terminating { .. }) || leaving.instances.contains(&instance.id) {
-                *room.on_the_way_out.entry(&instance.pool).or_default() += 1;
-            }
-            let unready = matches!(instance.phase, Phase::Requested { .. } | Phase::Booting);
-            if unready && !leaving.instances.contains(&instance.id) {
-                *room.unready.entry(&instance.placement.name).or_default() += 1;
-            }
-        }
+    pub(super) fn new(world: &'a World, census: &Census<'a>, leaving: &'a Leaving) -> Self {
+        let (pools, placements) = (&census.pools, &census.placements);
+        let mut room = Self {
+            world,
+            leaving,
+            per_pool: pools.iter().map(|pool| (pool.name, pool.live)).collect(),
+            per_placement: placements.iter().map(|placement| (placement.name, placement.live)).collect(),
+            on_the_way_out: pools.iter().map(|pool| (pool.name, pool.leaving)).collect(),
+            unready: placements.iter().map(|placement| (placement.name, placement.unready)).collect(),
+            taken_ids: OnceCell::new(),
+            given_ids: Vec::new(),
+        };
         // What nobody knows yet costs money too.
         for tags in world.orphans.values().filter_map(|orphan| orphan.tags.as_ref()) {
             *room.per_pool.entry(&tags.pool).or_default() += 1;

@@ -13,7 +13,6 @@ use crate::fleet::{
     demand::JobState,
     event::{Applied, Enrol, Order, Refusal, Synced},
     instance::{AssignmentState, Enrolment, Instance, Phase, Step},
-    packing::HEARD,
     reason::Cause,
 };
 
@@ -212,8 +211,7 @@ impl World {
 
     /// Whether a machine's agent was heard a moment ago.
     pub(in crate::fleet) fn is_heard(&self, id: InstanceId, now: Timestamp) -> bool {
-        let heard = self.seen.get(&id).and_then(|seen| seen.heard_at);
-        heard.is_some_and(|heard| now < super::later(heard, HEARD))
+        super::is_heard(self.seen.get(&id), now)
     }
 
     /// The line that the agent last said about a job, such as the progress of a pull.
