@@ -73,7 +73,7 @@ pub(super) fn pack<'a>(
     now: Timestamp,
 ) -> Packed {
     let mut packed = Packed::default();
-    let mut room = Room::new(world, census, leaving);
+    let mut room = Room::new(world, census, leaving, now);
     let mut queue: Vec<&Ask<'a>> = asks.iter().collect();
     queue.sort_by(|a, b| {
         let age =
@@ -84,7 +84,7 @@ pub(super) fn pack<'a>(
         match world.settings.pools.get(queue[0].pool) {
             Some(pool) => {
                 let bins = &mut census.pool(&pool.name).bins;
-                pack_pool(world, pool, queue, bins, &mut room, ids, now, &mut packed);
+                pack_pool(pool, queue, bins, &mut room, ids, &mut packed);
             }
             None => packed.waiting.extend(queue.iter().map(|ask| (ask.id, Waiting::LabelRemoved))),
         }
@@ -100,19 +100,20 @@ pub(super) fn pack<'a>(
             }
         }
     }
-    keep_spare(world, &mut room, ids, now, &mut packed);
+    keep_spare(&mut room, ids, &mut packed);
     packed
 }
 
 /// Launches what `min_idle` lacks.
-fn keep_spare<'a>(world: &'a World, room: &mut Room<'a>, ids: &mut IdGen, now: Timestamp, packed: &mut Packed) {
+fn keep_spare(room: &mut Room<'_>, ids: &mut IdGen, packed: &mut Packed) {
+    let (world, now) = (room.world, room.now);
     for pool in world.settings.pools.values() {
         let count = packed.spare_of.entry(pool.name.clone()).or_default();
         if world.paused.is_some() || packed.crowded.contains(&pool.name) {
             continue;
         }
         while *count < pool.min_idle && !planted(Mutant::IgnoresMinIdle) {
-            let Ok((placement, gpu_ids)) = room.launch(pool, None, now) else {
+            let Ok((placement, gpu_ids)) = room.launch(pool, None) else {
                 packed.short = true;
                 break;
             };
@@ -124,15 +125,14 @@ fn keep_spare<'a>(world: &'a World, room: &mut Room<'a>, ids: &mut IdGen, now: T
 }
 
 fn pack_pool<'a>(
-    world: &'a World,
     pool: &'a Pool,
     queue: &[&Ask<'_>],
     bins: &mut Bins<'a>,
     room: &mut Room<'a>,
     ids: &mut IdGen,
-    now: Timestamp,
     packed: &mut Packed,
 ) {
+    let (world, now) = (room.world, room.now);
     let mut label = None;
     for ask in queue {
         // Jobs of one label come in long runs.
@@ -163,7 +163,7 @@ fn pack_pool<'a>(
             }
             continue;
         }
-        match room.launch(pool, Some(ask.gpus), now) {
+        match room.launch(pool, Some(ask.gpus)) {
             Ok((placement, gpu_ids)) => {
                 let id = ids.mint(now);
                 let index = bins.push(new_bin(id, pool, placement));

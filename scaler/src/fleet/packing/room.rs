@@ -19,7 +19,8 @@ use crate::fleet::{
 
 /// What is left to launch: counts per pool and placement, and GPUs of this box not handed out.
 pub(super) struct Room<'a> {
-    world: &'a World,
+    pub(super) world: &'a World,
+    pub(super) now: Timestamp,
     pub(super) leaving: &'a Leaving,
     per_pool: BTreeMap<&'a PoolName, u32>,
     per_placement: BTreeMap<&'a PlacementName, u32>,
@@ -34,10 +35,11 @@ pub(super) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    pub(super) fn new(world: &'a World, census: &Census<'a>, leaving: &'a Leaving) -> Self {
+    pub(super) fn new(world: &'a World, census: &Census<'a>, leaving: &'a Leaving, now: Timestamp) -> Self {
         let (pools, placements) = (&census.pools, &census.placements);
         let mut room = Self {
             world,
+            now,
             leaving,
             per_pool: pools.iter().map(|pool| (pool.name, pool.live)).collect(),
             per_placement: placements.iter().map(|placement| (placement.name, placement.live)).collect(),
@@ -56,12 +58,7 @@ impl<'a> Room<'a> {
 
     /// The first rung of the pool's ladder that can give a machine for so many GPUs (`None`: any machine), or why none
     /// can.
-    pub(super) fn launch(
-        &mut self,
-        pool: &'a Pool,
-        gpus: Option<u32>,
-        now: Timestamp,
-    ) -> Result<(&'a Placement, Vec<GpuId>), Waiting> {
+    pub(super) fn launch(&mut self, pool: &'a Pool, gpus: Option<u32>) -> Result<(&'a Placement, Vec<GpuId>), Waiting> {
         let in_pool = self.per_pool.entry(&pool.name).or_default();
         if *in_pool >= pool.max_instances && !planted(Mutant::IgnoresPoolBound) {
             let leaving = self.on_the_way_out.get(&pool.name).copied().unwrap_or(0);
@@ -74,7 +71,7 @@ impl<'a> Room<'a> {
                 continue;
             }
             let in_placement = self.per_placement.get(name).copied().unwrap_or(0);
-            match self.refusal(placement, in_placement, now) {
+            match self.refusal(placement, in_placement) {
                 Some(refusal) => {
                     // The first rung is the one the admin would rather have: its reason is the one to show.
                     if waiting == Waiting::TooLarge {
@@ -94,7 +91,8 @@ impl<'a> Room<'a> {
         Err(waiting)
     }
 
-    fn refusal(&self, placement: &Placement, live: u32, now: Timestamp) -> Option<Waiting> {
+    fn refusal(&self, placement: &Placement, live: u32) -> Option<Waiting> {
+        let now = self.now;
         let name = || placement.name.clone();
         match self.world.health.get(&placement.name) {
             Some(Health::Cooling { until, message, .. }) if now < *until => {
