@@ -3,7 +3,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 TOOLS   := $(CARGO_TARGET_DIR)/tools
 SCRIPTS := .ci/run $(wildcard packaging/scripts/*.sh)
 
-.PHONY: help build demo test lint bench clean rust
+.PHONY: help build demo test lint bench soak clean rust
 
 help: ## Show this list
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 14
@@ -26,6 +26,9 @@ lint: rust $(TOOLS)/.ready ## Format, clippy, dependencies, scripts
 
 bench: ## Measure a release build beside its budgets; see benches/README.md
 	@exec bash packaging/scripts/bench.sh
+
+soak: rust ## Simulate from seed SEED on for SECONDS, as long as nothing fails
+	cargo run --locked --quiet --package pilotlight-sim --features failpoints --bin soak -- $(or $(SECONDS),60) $(or $(SEED),0)
 
 clean: ## Remove what was built
 	rm -rf "$(CARGO_TARGET_DIR)"

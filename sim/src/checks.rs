@@ -1,4 +1,4 @@
-//! The invariants of design 4, checked at every step.
+//! The invariants of design 4, checked at every step of a random history. They panic, as tests do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use pilotlight_scaler::fleet::{
 use pilotlight_wire::{InstanceId, Verdict};
 
 /// What the checks remember from step to step.
-pub(crate) struct Checks {
+pub struct Checks {
     /// Nothing may be judged dead before this.
     grace_until: Timestamp,
     /// Truthful or lying, how many lists in a row did not show a machine that could have been on them.
@@ -18,27 +18,31 @@ pub(crate) struct Checks {
 }
 
 impl Checks {
-    pub(crate) fn new(now: Timestamp) -> Self {
+    /// At the beginning.
+    #[must_use]
+    pub fn new(now: Timestamp) -> Self {
         Self { grace_until: now, omitted: BTreeMap::new(), vanished: BTreeSet::new() }
     }
 
-    pub(crate) fn grace(&mut self, until: Timestamp) {
+    /// Nothing may be judged dead for so long.
+    pub fn grace(&mut self, until: Timestamp) {
         self.grace_until = self.grace_until.max(until);
     }
 
     /// A new scaler has seen no list.
-    pub(crate) fn restart(&mut self, until: Timestamp) {
+    pub fn restart(&mut self, until: Timestamp) {
         self.grace(until);
         self.omitted.clear();
     }
 
-    pub(crate) fn forget(&mut self, until: Timestamp) {
+    /// A new scaler knows nothing.
+    pub fn forget(&mut self, until: Timestamp) {
         self.restart(until);
         self.vanished.clear();
     }
 
     /// Counts what a list leaves out.
-    pub(crate) fn omissions(&mut self, world: &World, began_at: Timestamp, listed: &BTreeSet<InstanceId>) {
+    pub fn omissions(&mut self, world: &World, began_at: Timestamp, listed: &BTreeSet<InstanceId>) {
         for instance in world.instances() {
             if listed.contains(&instance.id) {
                 self.omitted.remove(&instance.id);
@@ -49,7 +53,7 @@ impl Checks {
     }
 
     /// After a list: a machine counts as vanished only after two without it, and as gone only when it is.
-    pub(crate) fn vanished(&mut self, world: &World, truth: &BTreeSet<InstanceId>) {
+    pub fn vanished(&mut self, world: &World, truth: &BTreeSet<InstanceId>) {
         for instance in world.instances() {
             if matches!(&instance.phase, Phase::Terminating { cause: Cause::Vanished, .. })
                 && self.vanished.insert(instance.id)
@@ -62,16 +66,18 @@ impl Checks {
     }
 
     /// Before a plan is recorded.
-    pub(crate) fn planned(&self, world: &World, plan: &Plan, now: Timestamp) {
+    pub fn planned(&self, world: &World, plan: &Plan, now: Timestamp) {
         for planned in &plan.actions {
             match &planned.action {
-                Action::Terminate { instance, cause } => self.terminate(world.instance(*instance).unwrap(), cause, now),
+                Action::Terminate { instance, cause } => {
+                    self.terminate(world.instance(*instance).expect("a machine that is known"), cause, now)
+                }
                 Action::Launch(_) => {
                     let list = world.list_state();
                     assert!(list.read_at.is_some() && list.failing.is_none(), "launched while the list is unknown");
                 }
                 Action::Assign { job, gpu_ids, .. } => {
-                    let job = world.job(*job).unwrap();
+                    let job = world.job(*job).expect("a job that is known");
                     assert_eq!(gpu_ids.len(), job.gpus as usize, "as many GPUs as it asked for");
                     fair(world, plan, job);
                 }
@@ -104,8 +110,7 @@ impl Checks {
     }
 
     /// After a plan was recorded.
-    pub(crate) fn recorded(&self, world: &World, plan: &Plan, truth: &BTreeSet<InstanceId>) {
-        proved_gone(world, truth);
+    pub fn recorded(&self, world: &World, plan: &Plan) {
         for planned in &plan.actions {
             let Action::Launch(launched) = &planned.action else { continue };
             let live = |of: &dyn Fn(&Instance) -> bool| world.instances().filter(|i| i.is_live() && of(i)).count();
@@ -118,7 +123,9 @@ impl Checks {
         }
         let mut handed_out = BTreeSet::new();
         for machine in world.instances().filter(|machine| machine.is_live()) {
-            for gpu in &machine.gpu_ids {
+            // One that was proved gone and is there after all had its GPUs given on.
+            let back = matches!(machine.phase, Phase::Terminating { cause: Cause::Reappeared, .. });
+            for gpu in machine.gpu_ids.iter().filter(|_| !back) {
                 assert!(handed_out.insert(gpu), "{gpu} belongs to two machines");
             }
             exclusive(machine);
@@ -130,7 +137,10 @@ impl Checks {
 }
 
 /// `Gone` is said of machines that are.
-fn proved_gone(world: &World, truth: &BTreeSet<InstanceId>) {
+///
+/// # Panics
+/// When one is there.
+pub fn proved_gone(world: &World, truth: &BTreeSet<InstanceId>) {
     for instance in world.instances().filter(|instance| !instance.is_live()) {
         assert!(!truth.contains(&instance.id), "said to be gone and is there");
     }
@@ -168,7 +178,11 @@ fn told_truly(world: &World, job: &Job) {
         && ended.verdict == Verdict::Infrastructure
         && ended.reason.as_deref().is_some_and(|reason| reason.contains("machine is gone"))
     {
-        assert!(world.instance(on).is_none_or(|machine| !machine.is_live()), "lost, and its machine is there");
+        let gone = |machine: &Instance| {
+            // One that is listed again was proved gone all the same.
+            !machine.is_live() || matches!(machine.phase, Phase::Terminating { cause: Cause::Reappeared, .. })
+        };
+        assert!(world.instance(on).is_none_or(gone), "lost, and its machine is there");
     }
     if let JobState::Placed { instance, assignment } = &job.state {
         let claim = world.instance(*instance).and_then(|machine| machine.assignments.get(assignment));

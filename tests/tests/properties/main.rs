@@ -3,7 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod checks;
 mod ends;
 mod examples;
 mod ops;

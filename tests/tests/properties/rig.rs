@@ -12,16 +12,14 @@ use pilotlight_scaler::{
     },
     provider::{Listed, Tags},
 };
+use pilotlight_sim::checks::{Checks, proved_gone};
 use pilotlight_wire::{
     AssignmentId, InstanceId, JobId,
     agent::{AssignmentEvent, AssignmentEventKind, AssignmentReport, Gpu, Inventory, JobRef, Seq, Stage},
 };
 use uuid::Uuid;
 
-use crate::{
-    checks::Checks,
-    settings::{LABELS, Shape, settings},
-};
+use crate::settings::{LABELS, Shape, settings};
 
 const NONCE: &str = "n";
 
@@ -206,7 +204,8 @@ impl Rig {
         let again = plan(&self.world, self.now);
         assert!(again.actions.is_empty(), "planning again after recording: {:?}", again.actions);
         let dirty = self.world.take_dirty();
-        self.checks.recorded(&self.world, &planned, &self.listed);
+        proved_gone(&self.world, &self.listed);
+        self.checks.recorded(&self.world, &planned);
         self.world.forget_settled(&dirty);
         for instance in self.world.instances() {
             self.tags.entry(instance.id).or_insert_with(|| Tags {
