@@ -99,7 +99,8 @@ pub(super) fn build() {
     BUILT.call_once(|| {
         let release = bin_dir().ends_with("release");
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--bins", "-p", "pilotlight-scaler", "-p", "pilotlight-agent"]);
+        // The whole workspace, as CI builds it: a build of some packages has other features, and begins from nothing.
+        cargo.args(["build", "--quiet", "--bins", "--workspace"]);
         cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(release.then_some("--release"));
         if cfg!(feature = "failpoints") {
             cargo.args(["--features", "failpoints"]);
