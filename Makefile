@@ -1,7 +1,7 @@
 # One build directory for everything. `make help` lists the targets; CONTRIBUTING.md says more.
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 TOOLS   := $(CARGO_TARGET_DIR)/tools
-SCRIPTS := .ci/run $(wildcard packaging/scripts/*.sh)
+SCRIPTS := .ci/run $(wildcard packaging/scripts/*.sh) tests/peers/build.sh
 
 .PHONY: help build demo test lint bench soak clean rust
 

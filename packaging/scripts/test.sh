@@ -25,6 +25,7 @@ export PATH="$CARGO_TARGET_DIR/tools/bin:$PATH"
 
 step make --no-print-directory lint
 step packaging/scripts/tools.sh ensure
+step tests/peers/build.sh
 step packaging/scripts/docker.sh ensure --pidfile "$work/dockerd.pid"
 # The same for all three, so that everything is built once. With failpoints, the programs can be killed at every step of
 # a job's life (runtime/src/failpoint.rs).
