@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod disk;
 pub mod dockerd;
+pub mod gitea;
 pub mod net;
 pub mod plans;
 pub mod site;
