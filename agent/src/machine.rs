@@ -327,6 +327,8 @@ impl Machine {
         match directive {
             Directive::Terminate { reason } => self.end(now, true, &reason, effects),
             Directive::Start(start) => self.start(*start, now, effects),
+            // Only runners can be withdrawn, and this agent refuses those.
+            Directive::Withdraw { .. } => {}
             Directive::Cancel { assignment: id } => {
                 if self.assignments.contains_key(&id) {
                     self.wish(id, Wish::Cancel, effects);

@@ -66,6 +66,7 @@ fn settings(machines: u32) -> Settings {
         reuse: true,
         cpu_jobs: None,
         volumes: Vec::new(),
+        runner_image: None,
     };
     let label = |name: &str, gpus| Label {
         name: name.parse().unwrap(),
@@ -80,6 +81,7 @@ fn settings(machines: u32) -> Settings {
         labels,
         pools: [(pool.name.clone(), pool)].into(),
         placements: [(placement.name.clone(), placement)].into(),
+        forges: BTreeMap::new(),
     }
 }
 
@@ -95,6 +97,7 @@ fn world(size: u32, free: usize, label: &str) -> World {
             assigned_at: now(),
             deadline: now() + SignedDuration::from_hours(6),
             cancel: false,
+            withdrawn: false,
             last_event: 1,
             adopted: false,
             state: AssignmentState::Running,

@@ -5,6 +5,7 @@
 
 mod document;
 mod files;
+mod forge;
 mod gpus;
 mod local;
 mod tables;
@@ -20,11 +21,12 @@ use std::{
 };
 
 use jiff::SignedDuration;
-use pilotlight_wire::{GpuId, LabelName, PlacementName, PoolName};
+use pilotlight_wire::{ForgeName, GpuId, LabelName, PlacementName, PoolName};
 use toml::{Spanned, de::DeTable};
 
 pub use self::{
     document::Finding,
+    forge::{GiteaForge, Scope, allows},
     gpus::{GpuError, of_box},
 };
 use self::{
@@ -57,6 +59,8 @@ pub struct Config {
     pub pools: BTreeMap<PoolName, Pool>,
     /// Placements; no two have a GPU in common.
     pub placements: BTreeMap<PlacementName, Placement>,
+    /// Forges, besides the built-in queue.
+    pub forges: BTreeMap<ForgeName, GiteaForge>,
     /// A file of 32 bytes that only we may read (link 1); absent: made in the state directory.
     pub key_file: Option<PathBuf>,
     /// A file with the admin's token; absent: made in the state directory.
@@ -93,6 +97,7 @@ impl Config {
             labels: self.labels.clone(),
             pools: self.pools.clone(),
             placements: self.placements.clone(),
+            forges: self.forges.values().map(|forge| (forge.name.clone(), forge.rules())).collect(),
         }
     }
 
@@ -104,6 +109,7 @@ impl Config {
             ("state_dir", self.state_dir != other.state_dir),
             ("key_file", self.key_file != other.key_file),
             ("admin_token_file", self.admin_token_file != other.admin_token_file),
+            ("forge", self.forges != other.forges),
         ];
         keys.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
     }
@@ -246,16 +252,14 @@ fn resolve(document: &Document<'_>, table: &DeTable<'_>, around: &Surroundings) 
     let keep_logs = duration(&mut root, "keep_logs", Duration::from_secs(14 * 86_400), Duration::ZERO);
     let key_file = secret(&mut root, "key_file", Content::Key, around);
     let admin_token_file = secret(&mut root, "admin_token_file", Content::Token, around);
-    for (name, forge) in root.tables("forge", "[forge.NAME.KIND]") {
-        let message = "is not known: only the built-in queue `direct` exists so far, and it needs no table";
-        document.error(name.span().start, forge.own_path(), message);
-    }
+    let (forges, served) = forge::forges(document, &mut root, around);
     let labels = tables::labels(document, &mut root);
     let pools = tables::pools(document, &mut root, &state_dir);
     let (placements, box_gpus) = local::placements(document, &mut root, &around.gpu_root);
     root.finish();
 
     tables::check_references(document, &labels, &pools, &placements);
+    tables::check_forges(document, &served, &labels, &pools);
     let config = Config {
         listen,
         state_dir,
@@ -265,6 +269,7 @@ fn resolve(document: &Document<'_>, table: &DeTable<'_>, around: &Surroundings) 
         labels: labels.valid.into_iter().map(|form| (form.value.name.clone(), form.value)).collect(),
         pools: pools.valid.into_iter().map(|form| (form.value.name.clone(), form.value)).collect(),
         placements: placements.valid.into_iter().map(|form| (form.value.name.clone(), form.value)).collect(),
+        forges,
         key_file,
         admin_token_file,
     };

@@ -11,7 +11,7 @@ use pilotlight_runtime::{
     Report,
     clock::{Clock, Step},
 };
-use pilotlight_wire::{DirectJob, InstanceId, JobId};
+use pilotlight_wire::{InstanceId, JobId, Work};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +30,7 @@ const BATCH: usize = 1024;
 const CLOCK_CHECK: std::time::Duration = std::time::Duration::from_secs(10);
 
 enum Message {
-    Apply { event: Box<Event>, payload: Option<Box<(JobId, DirectJob)>>, reply: Option<Reply> },
+    Apply { event: Box<Event>, payload: Option<Box<(JobId, Work)>>, reply: Option<Reply> },
     Read(Look),
 }
 
@@ -67,12 +67,7 @@ impl Handle {
     ///
     /// # Errors
     /// As [`Handle::apply`].
-    pub async fn submit(
-        &self,
-        event: Event,
-        id: JobId,
-        payload: DirectJob,
-    ) -> Result<Result<Applied, Refusal>, Stopped> {
+    pub async fn submit(&self, event: Event, id: JobId, payload: Work) -> Result<Result<Applied, Refusal>, Stopped> {
         self.send(event, Some((id, payload))).await
     }
 
@@ -106,11 +101,7 @@ impl Handle {
         Arc::clone(wakers.entry(instance).or_default())
     }
 
-    async fn send(
-        &self,
-        event: Event,
-        payload: Option<(JobId, DirectJob)>,
-    ) -> Result<Result<Applied, Refusal>, Stopped> {
+    async fn send(&self, event: Event, payload: Option<(JobId, Work)>) -> Result<Result<Applied, Refusal>, Stopped> {
         let (reply, answer) = oneshot::channel();
         let message = Message::Apply { event: Box::new(event), payload: payload.map(Box::new), reply: Some(reply) };
         self.messages.send(message).await.map_err(|_closed| Stopped)?;
@@ -268,6 +259,7 @@ impl Control {
             self.effects.start(action, &self.world);
         }
         self.effects.list_soon(planned.list_soon);
+        self.effects.wake_forges(&self.world, &dirty);
         self.metrics.observe(&self.world, &dirty);
         for look in reads {
             look(&self.world, &planned, now);
@@ -277,7 +269,7 @@ impl Control {
         Ok(planned)
     }
 
-    fn commit(&self, dirty: &Dirty, payloads: Vec<(JobId, DirectJob)>, now: Timestamp) -> Commit {
+    fn commit(&self, dirty: &Dirty, payloads: Vec<(JobId, Work)>, now: Timestamp) -> Commit {
         Commit {
             now,
             instances: dirty.instances.iter().map(|id| (*id, self.world.instance(*id).cloned())).collect(),

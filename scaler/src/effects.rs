@@ -1,11 +1,11 @@
 //! What the plan asks for, done. An effect makes one call and returns what came of it as an event; it never retries by
 //! itself, the next plan does.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use pilotlight_runtime::{Report, clock::Clock, failpoint};
 use pilotlight_wire::{
-    InstanceId, JobId,
+    ForgeName, InstanceId, JobId, Verdict, Work,
     agent::{Bootstrap, PowerMode},
 };
 use tokio::sync::watch;
@@ -13,10 +13,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     control::Handle,
-    fleet::{Action, Event, Instance, ProviderConfig, World, event::CreateFailure},
+    fleet::{Action, Dirty, Event, Instance, Job, ProviderConfig, World, event::CreateFailure, view},
+    forge::{
+        Gitea,
+        gitea::{Leftover, Order},
+    },
     keys::Keys,
     logs::LogStore,
     provider::{CreateError, Tags, local::LocalProvider},
+    store::Store,
 };
 
 /// How often the provider's list is read when nothing is to be proved. The local one is a directory; a cloud's costs more.
@@ -35,6 +40,10 @@ pub struct Effects {
     pub control: Handle,
     /// Makes and destroys machines.
     pub local: Arc<LocalProvider>,
+    /// Forges, besides the built-in queue.
+    pub forges: Arc<BTreeMap<ForgeName, Gitea>>,
+    /// What runs; of a runner its credentials.
+    pub store: Store,
     /// Job logs.
     pub logs: LogStore,
     /// Derives enrolment secrets.
@@ -62,10 +71,102 @@ impl Effects {
                 drop(self.tasks.spawn(effects.destroy(*id)));
             }
             Action::CloseLog { job, incomplete } => drop(self.tasks.spawn(effects.close_log(*job, *incomplete))),
+            Action::Grant { job, .. } | Action::Mint(job) => {
+                let again = matches!(action, Action::Mint(_));
+                if let Some((forge, order)) = world.job(*job).and_then(|job| self.order(world, job, again)) {
+                    drop(self.tasks.spawn(effects.grant(forge, order)));
+                }
+            }
+            Action::EndRegistration(job) => {
+                if let Some((forge, left)) = world.job(*job).and_then(|job| self.leftover(job)) {
+                    drop(self.tasks.spawn(effects.end_registration(forge, left)));
+                }
+            }
             // The agent learns of these through its held sync.
-            Action::Assign { .. } | Action::Drain { .. } => {}
+            Action::Assign { .. } | Action::Drain { .. } | Action::Withdraw { .. } => {}
             Action::Forget(_) => {}
         }
+    }
+
+    /// Reads every forge that has something to say now rather than later.
+    pub fn wake_forges(&self, world: &World, dirty: &Dirty) {
+        for job in dirty.jobs.iter().filter_map(|id| world.job(*id)).filter(|job| job.runner.is_some()) {
+            if let Some(forge) = self.forges.get(&job.forge) {
+                forge.wake();
+            }
+        }
+    }
+
+    /// What is to be registered for a runner's row. Of a forge or label that the config no longer has nothing is.
+    fn order(&self, world: &World, job: &Job, again: bool) -> Option<(Gitea, Order)> {
+        let forge = self.forges.get(&job.forge)?.clone();
+        let (instance, _, assignment) = world.placed(job)?;
+        let runner = job.runner.as_ref()?;
+        let order = Order {
+            job: job.id,
+            label: job.label.clone(),
+            repository: runner.repository.clone(),
+            image: world.settings().pools.get(&job.pool)?.runner_image.clone()?,
+            price_per_hour: world.price_per_hour(instance, job.gpus),
+            preface: view::preface(job, instance, assignment),
+            again,
+        };
+        Some((forge, order))
+    }
+
+    /// What a runner leaves behind.
+    fn leftover(&self, job: &Job) -> Option<(Gitea, Leftover)> {
+        let forge = self.forges.get(&job.forge)?.clone();
+        let (runner, ended) = (job.runner.as_ref()?, job.ended()?);
+        let lost = ended.verdict == Verdict::Infrastructure && runner.has_picked();
+        let left = Leftover {
+            job: job.id,
+            of: runner.job.clone(),
+            repository: runner.repository.clone(),
+            task: runner.task.clone(),
+            grant: None,
+            cancelled: ended.verdict == Verdict::Cancelled,
+            reason: ended.reason.clone().unwrap_or_else(|| "its runner ended without a result".to_owned()),
+            began_at: runner.picked_at.unwrap_or(job.queued_at),
+            ended_at: ended.at,
+            rerun: lost && forge.config().rerun_lost && runner.job.attempt == 1,
+        };
+        Some((forge, left))
+    }
+
+    async fn grant(self, forge: Gitea, order: Order) {
+        let job = order.job;
+        let (event, payload) = match forge.grant(order).await {
+            Ok(grant) => (Event::Granted { job, id: grant.id }, Some(Work::Runner(Box::new(grant)))),
+            Err(error) => {
+                tracing::warn!(%job, error = error.line(), "runner not registered");
+                (Event::GrantFailed { job, message: error.line() }, None)
+            }
+        };
+        match payload {
+            Some(payload) => drop(self.control.submit(event, job, payload).await),
+            None => self.control.tell(event).await,
+        }
+    }
+
+    async fn end_registration(self, forge: Gitea, mut left: Leftover) {
+        let job = left.job;
+        left.grant = match self.store.payload(job).await {
+            Ok(Some(Work::Runner(grant))) => Some(*grant),
+            Ok(_) => None,
+            Err(error) => {
+                let message = Report(&error).to_string();
+                return self.control.tell(Event::RegistrationFailed { job, message }).await;
+            }
+        };
+        let event = match forge.end(left).await {
+            Ok(()) => Event::RegistrationOver(job),
+            Err(error) => {
+                tracing::warn!(%job, error = error.line(), "registration not ended");
+                Event::RegistrationFailed { job, message: error.line() }
+            }
+        };
+        self.control.tell(event).await;
     }
 
     /// Says whether something is to be proved gone.

@@ -6,6 +6,7 @@
 mod asks;
 pub mod demand;
 pub mod event;
+pub mod forge;
 mod ids;
 pub mod instance;
 pub mod mutant;
@@ -19,6 +20,7 @@ mod world;
 
 pub use demand::Job;
 pub use event::{Applied, Event, Order, Refusal};
+pub use forge::Forge;
 pub use instance::{Instance, Phase};
 pub use placement::{LocalPlacement, Placement, ProviderConfig};
 pub use plan::{Action, Plan, Planned, plan};

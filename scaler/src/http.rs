@@ -3,8 +3,9 @@
 mod agent;
 mod client;
 mod error;
+mod webhook;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -16,6 +17,7 @@ use axum::{
     serve::ListenerExt,
 };
 use pilotlight_runtime::clock::Clock;
+use pilotlight_wire::ForgeName;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -27,6 +29,7 @@ use self::error::ApiError;
 use crate::{
     config::Rules,
     control::Handle,
+    forge::Gitea,
     keys::{AdminToken, Keys},
     logs::LogStore,
     metrics::Metrics,
@@ -46,6 +49,9 @@ const MAX_SUBMIT: usize = 8 * 1024 * 1024;
 
 /// The largest body of an agent's call other than a log upload, bytes.
 const MAX_AGENT_BODY: usize = 4 * 1024 * 1024;
+
+/// The largest webhook, bytes: it carries a job and its repository.
+const MAX_WEBHOOK: usize = 1024 * 1024;
 
 /// What handlers need. Clones share it.
 #[derive(Clone, Debug)]
@@ -85,6 +91,8 @@ pub struct Inner {
     pub clock: Clock,
     /// What may change while the scaler runs.
     pub rules: watch::Receiver<Rules>,
+    /// Forges, whose webhooks come here.
+    pub forges: Arc<BTreeMap<ForgeName, Gitea>>,
     /// The order of syncs per instance.
     pub syncs: agent::Syncs,
     /// Held requests answer at once when the scaler stops.
@@ -126,6 +134,7 @@ pub fn router(app: App) -> Router {
         .route("/agent/v1/enrol", post(agent::enrol).layer(DefaultBodyLimit::max(MAX_AGENT_BODY)))
         .merge(agents)
         .merge(clients)
+        .route("/webhooks/gitea/{forge}", post(webhook::gitea).layer(DefaultBodyLimit::max(MAX_WEBHOOK)))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })

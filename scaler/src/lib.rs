@@ -5,6 +5,7 @@ pub mod config;
 pub mod control;
 pub mod effects;
 pub mod fleet;
+pub mod forge;
 pub mod http;
 pub mod keys;
 pub mod logs;

@@ -1,11 +1,12 @@
 //! The daemon: everything put together, and taken apart in order.
 
-use std::{fs::File, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs::File, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use pilotlight_runtime::{
     Report,
     clock::{Clock, Step},
 };
+use pilotlight_wire::ForgeName;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
@@ -13,10 +14,11 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    config::{Config, Rules},
+    config::{Config, GiteaForge, Rules},
     control::{self, Control},
     effects::Effects,
     fleet::World,
+    forge::Gitea,
     http::{self, App},
     keys::{AdminToken, KeyError, Keys},
     logs::{LogError, LogStore},
@@ -65,6 +67,9 @@ pub enum RunError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A client of a forge cannot be made.
+    #[error("set up TLS for forges")]
+    Forge(#[source] reqwest::Error),
     /// The HTTP server failed.
     #[error("serve HTTP")]
     Serve(#[source] io::Error),
@@ -114,9 +119,12 @@ pub async fn run(config: Config, reloads: mpsc::Receiver<Reload>, shutdown: Canc
     let metrics = Metrics::default();
     let (handle, inbox) = control::channel();
     let tasks = TaskTracker::new();
+    let forges = forges(&config, &keys)?;
     let effects = Effects {
         control: handle.clone(),
         local: Arc::clone(&local),
+        forges: Arc::clone(&forges),
+        store: store.clone(),
         logs: logs.clone(),
         keys: Arc::clone(&keys),
         agent_url: format!("http://{address}"),
@@ -133,6 +141,7 @@ pub async fn run(config: Config, reloads: mpsc::Receiver<Reload>, shutdown: Canc
         clock: clock.clone(),
         rules: rules.clone(),
         syncs: http::Syncs::default(),
+        forges: Arc::clone(&forges),
         shutdown: shutdown.clone(),
     });
 
@@ -146,6 +155,9 @@ pub async fn run(config: Config, reloads: mpsc::Receiver<Reload>, shutdown: Canc
         async move { local.supervise(shutdown).await }
     });
     tasks.spawn(effects.keep_listing(clock.clone(), shutdown.clone()));
+    for forge in forges.values() {
+        tasks.spawn(forge.clone().run(handle.clone(), clock.clone(), shutdown.clone()));
+    }
     tasks.spawn(sweep(logs, store, clock, rules, shutdown.clone()));
     tasks.spawn({
         let (follow, shutdown) = (reload::follow(reloads, config, rules_sender, handle), shutdown.clone());
@@ -184,6 +196,16 @@ pub async fn run(config: Config, reloads: mpsc::Receiver<Reload>, shutdown: Canc
             Ok(())
         }
     }
+}
+
+/// A client of each configured forge.
+fn forges(config: &Config, keys: &Keys) -> Result<Arc<BTreeMap<ForgeName, Gitea>>, RunError> {
+    let controller = keys.controller_id();
+    let one = |forge: &GiteaForge| {
+        let client = Gitea::new(forge.clone(), controller).map_err(RunError::Forge)?;
+        Ok((forge.name.clone(), client))
+    };
+    Ok(Arc::new(config.forges.values().map(one).collect::<Result<_, RunError>>()?))
 }
 
 /// A task that panicked takes the process along: what it held is in an unknown state.

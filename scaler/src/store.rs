@@ -13,7 +13,7 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 use pilotlight_runtime::clock;
-use pilotlight_wire::{DirectJob, InstanceId, JobId};
+use pilotlight_wire::{InstanceId, JobId, Work};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, params};
 use rusqlite_migration::{M, Migrations};
 
@@ -74,8 +74,8 @@ pub struct Commit {
     pub instances: Vec<(InstanceId, Option<Instance>)>,
     /// Jobs as they are now.
     pub jobs: Vec<Job>,
-    /// What new jobs run.
-    pub payloads: Vec<(JobId, DirectJob)>,
+    /// What new assignments run.
+    pub payloads: Vec<(JobId, Work)>,
 }
 
 /// What a scaler starts from.
@@ -185,7 +185,7 @@ impl Store {
     ///
     /// # Errors
     /// When the row cannot be read or opened.
-    pub async fn payload(&self, job: JobId) -> Result<Option<DirectJob>, StoreError> {
+    pub async fn payload(&self, job: JobId) -> Result<Option<Work>, StoreError> {
         self.blocking(move |store| {
             let sealed: Option<Vec<u8>> = lock(&store.0.reader)
                 .query_row("SELECT sealed FROM payloads WHERE job = ?1", [job.to_string()], |row| row.get(0))
@@ -305,8 +305,9 @@ impl Store {
                 )
                 .map_err(sqlite)?;
         }
-        // After the new ones: a job may be submitted and cancelled in one pass.
-        for job in commit.jobs.iter().filter(|job| job.ended().is_some()) {
+        // After the new ones: a job may be submitted and cancelled in one pass. A runner's credentials are kept until its
+        // registration is gone: with them the scaler ends the job of a machine that died.
+        for job in commit.jobs.iter().filter(|job| !job.needs_payload()) {
             transaction.execute("DELETE FROM payloads WHERE job = ?1", [job.id.to_string()]).map_err(sqlite)?;
         }
         for (key, value) in [("now", commit.now.to_string()), ("boot", self.0.boot.mark())] {

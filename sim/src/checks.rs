@@ -82,7 +82,14 @@ impl Checks {
                     fair(world, plan, job);
                 }
                 Action::Reap(_) => assert!(now >= self.grace_until, "reaped at first sight"),
+                Action::Grant { wanted, gpu_ids, .. } => {
+                    let label = &world.settings().labels[&wanted.label];
+                    assert_eq!(gpu_ids.len(), label.gpus as usize, "as many GPUs as its label has");
+                }
                 Action::Create(_)
+                | Action::Mint(_)
+                | Action::Withdraw { .. }
+                | Action::EndRegistration(_)
                 | Action::Drain { .. }
                 | Action::Destroy(_)
                 | Action::CloseLog { .. }

@@ -6,7 +6,7 @@ use pilotlight_scaler::fleet::{
     instance::AssignmentState,
 };
 use pilotlight_wire::{
-    AssignmentId, InstanceId, JobId,
+    AssignmentId, InstanceId, JobId, Work,
     agent::{AssignmentEvent, Directive, Gpu, Inventory, JobRef, Policy, Seq, Start, SyncRequest},
 };
 
@@ -180,7 +180,7 @@ impl Sim {
                         label: job.label.clone(),
                         name: job.name.clone(),
                     },
-                    spec,
+                    work: Work::Job(spec),
                     gpus: assignment.gpu_ids.clone(),
                     volumes: Vec::new(),
                     remaining_seconds: assignment.deadline.duration_since(now).as_secs().max(0).unsigned_abs(),
@@ -194,6 +194,7 @@ impl Sim {
             .filter_map(|order| match order {
                 Order::Start(id) => start(id),
                 Order::Cancel(assignment) => Some(Directive::Cancel { assignment: *assignment }),
+                Order::Withdraw(assignment) => Some(Directive::Withdraw { assignment: *assignment }),
                 Order::Terminate => Some(Directive::Terminate { reason: String::new() }),
             })
             .collect();

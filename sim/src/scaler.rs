@@ -334,6 +334,8 @@ impl Sim {
                 self.after(delay, Event::Scaler(event));
             }
             Action::Assign { .. } | Action::Drain { .. } | Action::Forget(_) => {}
+            // No forge is played.
+            Action::Grant { .. } | Action::Mint(_) | Action::Withdraw { .. } | Action::EndRegistration(_) => {}
         }
     }
 

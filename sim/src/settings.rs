@@ -64,6 +64,7 @@ impl Shape {
             reuse,
             cpu_jobs,
             volumes: Vec::new(),
+            runner_image: None,
         };
         let label = |name: &str, pool: &str, gpus, priority| Label {
             name: named(name),
@@ -90,6 +91,7 @@ impl Shape {
             ]
             .map(|pool| (pool.name.clone(), pool))
             .into(),
+            forges: std::collections::BTreeMap::new(),
             labels: [
                 label("x1", "gpu", 1, 0),
                 label("x4", "gpu", 4, 0),

@@ -17,13 +17,16 @@ use jiff::{SignedDuration, Timestamp};
 use pilotlight_runtime::units::Span;
 use pilotlight_scaler::{
     fleet::{
-        Action, Event, Instance, Label, LocalPlacement, Phase, Placement, Plan, Pool, ProviderConfig, Settings,
-        Waiting, World, event::Synced, plan, view,
+        Action, Event, Forge, Instance, Label, LocalPlacement, Phase, Placement, Plan, Pool, ProviderConfig, Settings,
+        Waiting, World,
+        event::Synced,
+        forge::{Reading, Wanted},
+        plan, view,
     },
     provider::{Listed, Tags},
 };
 use pilotlight_wire::{
-    GpuId, InstanceId, JobId,
+    ForgeName, GpuId, InstanceId, JobId,
     agent::{AssignmentReport, Seq, Stage},
 };
 
@@ -65,6 +68,10 @@ struct Script {
     forgotten: BTreeMap<InstanceId, Synced>,
     silent: BTreeSet<InstanceId>,
     list_fails: bool,
+    /// What waits at the forges, by name.
+    queued: BTreeMap<String, (ForgeName, Wanted)>,
+    forges_fail: bool,
+    runners: u32,
     restarts: u64,
     said: BTreeMap<JobId, String>,
     ended: BTreeSet<JobId>,
@@ -88,6 +95,9 @@ impl Script {
             forgotten: BTreeMap::new(),
             silent: BTreeSet::new(),
             list_fails: false,
+            queued: BTreeMap::new(),
+            forges_fail: false,
+            runners: 0,
             restarts: 0,
             said: BTreeMap::new(),
             ended: BTreeSet::new(),
@@ -101,6 +111,7 @@ impl Script {
             "placement" => self.placement(&words[1..]),
             "pool" => self.pool(&words[1..]),
             "label" => self.label(&words[1..]),
+            "forge" => self.forge(&words[1..]),
             "remove" => self.remove(&words[1..]),
             time => {
                 let at: Span = time.parse()?;
@@ -145,6 +156,7 @@ impl Script {
             reuse: !options.contains_key("once"),
             cpu_jobs: options.get("cpu-jobs").map(|jobs| jobs.parse()).transpose()?,
             volumes: Vec::new(),
+            runner_image: None,
         };
         self.settings.pools.insert(pool.name.clone(), pool);
         Ok(())
@@ -160,6 +172,14 @@ impl Script {
             priority: options.get("priority").map_or(Ok(0), |text| text.parse())?,
         };
         self.settings.labels.insert(label.name.clone(), label);
+        Ok(())
+    }
+
+    fn forge(&mut self, words: &[&str]) -> Result<()> {
+        let (name, options) = options(words)?;
+        let (per_repository, rerun) = (options.contains_key("per-repository"), options.contains_key("rerun"));
+        let forge = Forge { name: name.parse()?, per_repository, rerun };
+        self.settings.forges.insert(forge.name.clone(), forge);
         Ok(())
     }
 
@@ -193,6 +213,7 @@ impl Script {
         let (now, listed, silent, fails) = (self.now, self.listed.clone(), self.silent.clone(), self.list_fails);
         let (tags, forgotten) = (self.tags.clone(), self.forgotten.clone());
         let seq = Seq { run: self.restarts, n: 0 };
+        let demand: Vec<Event> = self.settings.forges.keys().map(|forge| self.read(forge)).collect();
         let world = self.world();
         let event = if fails {
             Event::ListFailed { message: "the provider answers 500".to_owned() }
@@ -202,6 +223,9 @@ impl Script {
             Event::ListRead { began_at: now, listed }
         };
         let _done = world.apply(event, now);
+        for event in demand {
+            let _done = world.apply(event, now);
+        }
         let syncs: Vec<Synced> = world
             .instances()
             .filter(|instance| instance.enrolment.is_some() && instance.is_live() && !silent.contains(&instance.id))
@@ -220,6 +244,16 @@ impl Script {
         }
     }
 
+    /// What a forge's job list shows at this moment.
+    fn read(&self, forge: &ForgeName) -> Event {
+        if self.forges_fail {
+            return Event::DemandFailed { forge: forge.clone(), message: "502 Bad Gateway".to_owned() };
+        }
+        let wanted = self.queued.values().filter(|(of, _)| of == forge).map(|(_, wanted)| wanted.clone()).collect();
+        let (forge, began_at) = (forge.clone(), self.now);
+        Event::DemandRead(Box::new(Reading { forge, began_at, wanted, unserved: Vec::new(), taken: Vec::new() }))
+    }
+
     fn step(&mut self) {
         self.observe();
         self.pass();
@@ -235,6 +269,10 @@ impl Script {
             if let Action::Launch(instance) = &one.action {
                 self.instances.push(instance.id);
                 self.tags.insert(instance.id, tags_of(instance));
+            }
+            if let Action::Grant { job, .. } = &one.action {
+                self.runners += 1;
+                self.jobs.insert(format!("r{}", self.runners), *job);
             }
             let line = view::action_line(&one.action, &one.reason);
             // Logs close by themselves here; what they hold is another test's business.

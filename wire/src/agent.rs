@@ -10,7 +10,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{AssignmentId, DirectJob, ForgeName, GpuId, InstanceId, JobId, LabelName, Secret, Usage, Verdict, Volume};
+use crate::{AssignmentId, ForgeName, GpuId, InstanceId, JobId, LabelName, Secret, Task, Usage, Verdict, Volume, Work};
 
 /// The most bytes one log upload carries.
 pub const MAX_LOG_CHUNK: usize = 1024 * 1024;
@@ -247,6 +247,11 @@ pub enum Directive {
         /// The assignment to end; it may never have arrived.
         assignment: AssignmentId,
     },
+    /// End a runner, unless it has taken a job: nothing waits for it any more. Repeated until it says either.
+    Withdraw {
+        /// The assignment.
+        assignment: AssignmentId,
+    },
     /// End everything, clean up, leave by the power mode.
     Terminate {
         /// Why, for the agent's log.
@@ -254,7 +259,7 @@ pub enum Directive {
     },
 }
 
-/// One job to run.
+/// One job to run, or one runner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Start {
     /// The idempotency key.
@@ -262,7 +267,7 @@ pub struct Start {
     /// Whose job it is.
     pub job: JobRef,
     /// What to run.
-    pub spec: DirectJob,
+    pub work: Work,
     /// The GPUs it gets; empty for a CPU job.
     pub gpus: Vec<GpuId>,
     /// Directories of the machine that it may see.
@@ -298,6 +303,8 @@ pub enum AssignmentEventKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         image_id: Option<String>,
     },
+    /// The runner took a job from its forge. Comes after `started`; a runner that is not needed never says it.
+    Picked(Task),
     /// Never started, for a reason of the machine's: the only event after which a direct job is queued again by itself.
     Refused {
         /// Why.

@@ -106,6 +106,24 @@ pub struct JobView {
     pub cost: Option<f64>,
     /// Whether bytes of its output are missing from the log.
     pub log_gap: bool,
+    /// For a forge's job: which one it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forge_job: Option<ForgeJobView>,
+}
+
+/// A job at its forge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForgeJobView {
+    /// The forge's number; 0 while it is not known.
+    pub id: i64,
+    /// The number of its workflow's run.
+    pub run: i64,
+    /// `owner/name`.
+    pub repository: String,
+    /// Where a person reads about it.
+    pub url: String,
+    /// False while the runner that was granted for it waits: it takes this job or another of the same label.
+    pub taken: bool,
 }
 
 /// When a job reached each phase from queue to end. A job that found a warm machine has no `launched` to `enrolled`.

@@ -4,6 +4,18 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
+use crate::RunnerGrant;
+
+/// What an assignment runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Work {
+    /// A job in hand.
+    Job(DirectJob),
+    /// A runner that takes one job from its forge.
+    Runner(Box<RunnerGrant>),
+}
+
 /// A container job of the built-in queue.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -7,12 +7,14 @@ pub mod agent;
 pub mod api;
 mod ids;
 mod job;
+mod runner;
 mod secret;
 
 pub use ids::{
     AssignmentId, BadName, ForgeName, GpuId, Id, InstanceId, JobId, LabelName, Name, PlacementName, PoolName,
 };
-pub use job::{DirectJob, Usage, Verdict, Volume};
+pub use job::{DirectJob, Usage, Verdict, Volume, Work};
+pub use runner::{ForgeKind, RunnerGrant, Task};
 pub use secret::Secret;
 
 use serde::{Deserialize, Serialize};

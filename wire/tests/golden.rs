@@ -75,12 +75,23 @@ fn sync() {
         "directives": [
             {
                 "do": "start", "assignment": ID, "job": {"id": ID, "forge": "direct", "label": "x1", "name": "train"},
-                "spec": {
-                    "image": "x", "entrypoint": ["a"], "command": ["b"], "env": {"K": "v"}, "user": "1:2", "workdir": "/w"
+                "work": {
+                    "kind": "job", "image": "x", "entrypoint": ["a"], "command": ["b"], "env": {"K": "v"}, "user": "1:2",
+                    "workdir": "/w"
                 },
                 "gpus": ["GPU-1"], "volumes": [{"name": "d", "host": "/h", "mount": "/m", "read_only": true}],
                 "remaining_seconds": 60, "max_log_bytes": 100, "stop_grace_seconds": 10
             },
+            {
+                "do": "start", "assignment": ID, "job": {"id": ID, "forge": "acme", "label": "x1", "name": "train"},
+                "work": {
+                    "kind": "runner", "forge": "gitea", "url": "https://git.example", "id": 7, "uuid": "u",
+                    "token": "t", "name": "n", "labels": ["x1"], "image": "x", "price_per_hour": 1.5,
+                    "preface": ["a line"]
+                },
+                "gpus": [], "volumes": [], "remaining_seconds": 60, "max_log_bytes": 100, "stop_grace_seconds": 10
+            },
+            {"do": "withdraw", "assignment": ID},
             {"do": "cancel", "assignment": ID},
             {"do": "terminate", "reason": "idle"}
         ],

@@ -8,7 +8,7 @@ use bollard::{
     },
     query_parameters::CreateContainerOptions,
 };
-use pilotlight_wire::{InstanceId, Volume, agent::Start};
+use pilotlight_wire::{DirectJob, InstanceId, Volume, agent::Start};
 
 use super::{ASSIGNMENT_LABEL, Cgroup, Engine, EngineError, INSTANCE_LABEL, Image, gpu, host_image};
 
@@ -50,8 +50,10 @@ pub struct Order<'a> {
     pub name: &'a str,
     /// The instance.
     pub instance: InstanceId,
-    /// The job.
+    /// What asked for it.
     pub start: &'a Start,
+    /// What runs in it.
+    pub spec: &'a DirectJob,
     /// Its image.
     pub image: &'a Image,
     /// Its network.
@@ -78,7 +80,7 @@ impl Engine {
 }
 
 fn body(order: &Order<'_>, facts: &super::Facts) -> ContainerCreateBody {
-    let (start, spec) = (order.start, &order.start.spec);
+    let (start, spec) = (order.start, order.spec);
     let gpus = gpu::request(facts, &start.gpus);
     // As an array, never through a shell or a file: values arrive byte for byte.
     let own = [(VISIBLE_DEVICES, gpus.visible.as_str())];

@@ -28,7 +28,7 @@ use pilotlight_runtime::{
     durable, failpoint,
     units::Size,
 };
-use pilotlight_wire::{InstanceId, Usage, Verdict, agent::Start};
+use pilotlight_wire::{DirectJob, InstanceId, Usage, Verdict, Work, agent::Start};
 use tokio::sync::watch;
 
 use self::{sight::Sight, watching::Watched};
@@ -70,6 +70,7 @@ pub struct JobContext {
 struct Task {
     context: JobContext,
     start: Start,
+    spec: DirectJob,
     dir: AssignmentDir,
     name: String,
     cgroup: Cgroup,
@@ -98,7 +99,11 @@ pub async fn run(context: JobContext, start: Start, channels: Channels) -> End {
         container: name.clone(),
         kill_at: boottime().as_secs().saturating_add(start.remaining_seconds).saturating_add(OVERTIME_SECONDS),
     };
-    let mut task = Task { context, start, dir, name, cgroup, attacher, channels };
+    let spec = match &start.work {
+        Work::Job(spec) => spec.clone(),
+        Work::Runner(_) => return End::Refused { reason: "this agent runs no forge's runners".to_owned() },
+    };
+    let mut task = Task { context, start, spec, dir, name, cgroup, attacher, channels };
     let end = match recorded(&task.dir) {
         Some(end) => end,
         None => task.run_and_record().await,
@@ -184,7 +189,7 @@ impl Task {
 
     /// From nothing to a container that runs.
     async fn begin(&mut self) -> Result<Watched, Early> {
-        check(&self.start)?;
+        check(&self.spec)?;
         self.room()?;
         let mut wishes = self.channels.wish.clone();
         let image = tokio::select! {
@@ -199,6 +204,7 @@ impl Task {
             name: &self.name,
             instance: self.context.instance,
             start: &self.start,
+            spec: &self.spec,
             image: &image,
             network: &network,
             cgroup: &self.cgroup,
@@ -274,7 +280,7 @@ impl Task {
     }
 
     async fn image(&self) -> Result<Image, Early> {
-        if self.start.spec.env.contains_key(crate::container::VISIBLE_DEVICES) {
+        if self.spec.env.contains_key(crate::container::VISIBLE_DEVICES) {
             let text =
                 format!("{} is set by Pilotlight; the job's own value is dropped", crate::container::VISIBLE_DEVICES);
             self.tell(Progress::Detail(text)).await;
@@ -287,7 +293,7 @@ impl Task {
         let progress = self.channels.progress.clone();
         // A line that the dispatcher has no room for is overtaken by the next.
         let tell = |line| drop(progress.try_send(Progress::Detail(line)));
-        let image = self.context.engine.prepare_image(&self.start.spec.image, self.context.host_image, tell).await;
+        let image = self.context.engine.prepare_image(&self.spec.image, self.context.host_image, tell).await;
         image.map_err(|error| match error {
             ImageError::Unusable(text) => Early::Finished(Verdict::Failure, Some(text)),
             ImageError::Network(text) => Early::Finished(Verdict::Infrastructure, Some(text)),
@@ -340,8 +346,7 @@ fn before_start(wish: Wish) -> Early {
 }
 
 /// What no container can be given, said before Docker says it in its own way or not at all.
-fn check(start: &Start) -> Result<(), Early> {
-    let spec = &start.spec;
+fn check(spec: &DirectJob) -> Result<(), Early> {
     let wrong = |text: String| Err(Early::Finished(Verdict::Failure, Some(text)));
     let words = spec.entrypoint.iter().flatten().chain(&spec.command).map(|word| ("a word of the command", word));
     let places = [("the user", &spec.user), ("the working directory", &spec.workdir)];

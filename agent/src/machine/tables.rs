@@ -24,7 +24,7 @@ pub(super) fn start(n: u128, gpus: &[&str]) -> Start {
             label: "cpu-small".parse().unwrap(),
             name: "test".to_owned(),
         },
-        spec: serde_json::from_str(r#"{"image":"busybox"}"#).unwrap(),
+        work: serde_json::from_str(r#"{"kind":"job","image":"busybox"}"#).unwrap(),
         gpus: gpus.iter().map(|gpu| GpuId((*gpu).to_owned())).collect(),
         volumes: vec![],
         remaining_seconds: 3600,

@@ -4,7 +4,7 @@ use std::fs;
 
 use bollard::query_parameters::*;
 use pilotlight_agent::{container::Order, job::AssignmentDir};
-use pilotlight_wire::{Verdict, agent::Start};
+use pilotlight_wire::{Verdict, Work, agent::Start};
 use rustix::process::{Signal, kill_process};
 
 use crate::rig::{Rig, finished, name, until};
@@ -15,10 +15,12 @@ const GAP: &str = "[pilotlight] output may be missing here";
 async fn make(rig: &Rig, start: &Start) {
     let context = &rig.context;
     let image = context.engine.prepare_image("pilotlight/host", true, |_| {}).await.unwrap();
+    let Work::Job(spec) = &start.work else { panic!("{start:?}") };
     let order = Order {
         name: &name(start.assignment),
         instance: context.instance,
         start,
+        spec,
         image: &image,
         network: &context.networks.take().await.unwrap(),
         cgroup: &context.engine.cgroup(context.instance, start.assignment),

@@ -3,7 +3,7 @@
 use pilotlight_agent::job::End;
 use pilotlight_wire::{DirectJob, Verdict, Volume};
 
-use crate::rig::{Rig, finished, image};
+use crate::rig::{Rig, finished, image, spec};
 
 #[tokio::test]
 async fn c32_exit_codes_are_the_jobs_own() {
@@ -65,7 +65,7 @@ async fn c31_environment_arrives_byte_for_byte() {
     let long: String = ('!'..='~').cycle().take(100 * 1024).collect();
     for value in ["a b", "l1\nl2\n", "'\"\\$(id)`id`", "a=b", "", "🔥\u{7f}\t\r\n\n", &long] {
         let mut start = rig.script("printf %s \"$VALUE\"");
-        start.spec.env.insert("VALUE".to_owned(), value.to_owned());
+        spec(&mut start).env.insert("VALUE".to_owned(), value.to_owned());
         let (text, end) = rig.output(&start).await;
         assert_eq!(end.verdict, Verdict::Success, "{end:?}");
         assert_eq!(text, value);
@@ -99,7 +99,7 @@ async fn what_no_container_can_be_given_is_the_jobs_fault_and_has_no_exit_code()
     let mut rig = Rig::new().await;
     let wrong = |change: &dyn Fn(&mut DirectJob)| {
         let mut start = rig.script("true");
-        change(&mut start.spec);
+        change(spec(&mut start));
         start
     };
     let set = |name: &str, value: &str| {

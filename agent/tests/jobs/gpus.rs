@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use pilotlight_wire::{GpuId, Verdict};
 
-use crate::rig::{Rig, finished};
+use crate::rig::{Rig, finished, spec};
 
 struct Spec(PathBuf);
 
@@ -20,17 +20,17 @@ async fn a_job_has_its_gpus_by_uuid_and_says_nothing_about_it() {
     let rig = Rig::new().await;
     let dir = rig.context.engine.facts().cdi_dirs.first().cloned().expect("Docker has CDI switched on");
     fs::create_dir_all(&dir).unwrap();
-    let spec = Spec(dir.join(format!("{gpu}.json")));
+    let file = Spec(dir.join(format!("{gpu}.json")));
     let edits = r#"{"env":["FAKE=1"],"deviceNodes":[{"path":"/dev/fake","hostPath":"/dev/null"}]}"#;
     let text = format!(
         r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{{"name":"{gpu}","containerEdits":{edits}}}]}}"#
     );
-    fs::write(&spec.0, text).unwrap();
+    fs::write(&file.0, text).unwrap();
 
     let show = "echo $FAKE $NVIDIA_VISIBLE_DEVICES; test -c /dev/fake";
     let mut with = rig.script(show);
     with.gpus = vec![GpuId(gpu)];
-    with.spec.env.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), "all".to_owned());
+    spec(&mut with).env.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), "all".to_owned());
     let mut job = rig.begin(&with);
     job.started().await;
     assert!(job.details.iter().any(|line| line.contains("NVIDIA_VISIBLE_DEVICES")), "{:?}", job.details);

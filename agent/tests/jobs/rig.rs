@@ -19,7 +19,7 @@ use pilotlight_agent::{
 };
 use pilotlight_runtime::clock::Clock;
 use pilotlight_wire::{
-    AssignmentId, DirectJob, ForgeName, Id, InstanceId, JobId, Usage, Verdict,
+    AssignmentId, DirectJob, ForgeName, Id, InstanceId, JobId, Usage, Verdict, Work,
     agent::{JobRef, Start},
 };
 use rustix::process::Pid;
@@ -105,7 +105,7 @@ impl Rig {
                 label: "cpu".parse().unwrap(),
                 name: "test".to_owned(),
             },
-            spec,
+            work: Work::Job(spec),
             gpus: Vec::new(),
             volumes: Vec::new(),
             remaining_seconds: 600,
@@ -276,6 +276,14 @@ impl Job {
 }
 
 /// A job of an image's own command.
+/// What a start runs.
+pub(crate) fn spec(start: &mut Start) -> &mut DirectJob {
+    match &mut start.work {
+        Work::Job(spec) => spec,
+        Work::Runner(_) => panic!("not a job in hand"),
+    }
+}
+
 pub(crate) fn image(name: &str) -> DirectJob {
     DirectJob {
         image: name.to_owned(),

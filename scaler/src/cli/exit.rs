@@ -33,7 +33,7 @@ pub fn of_run(error: &RunError) -> u8 {
         full if is_full_disk(full) => STORE,
         RunError::Store(_) => STORE,
         RunError::Keys(_) | RunError::StateDir { .. } | RunError::Listen { .. } => CONFIG,
-        RunError::Locked(_) | RunError::Logs(_) | RunError::Serve(_) => INFRASTRUCTURE,
+        RunError::Locked(_) | RunError::Logs(_) | RunError::Forge(_) | RunError::Serve(_) => INFRASTRUCTURE,
     }
 }
 

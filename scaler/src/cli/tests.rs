@@ -44,6 +44,7 @@ fn job(verdict: Option<Verdict>, exit_code: Option<i32>) -> JobView {
         usage: None,
         cost: None,
         log_gap: false,
+        forge_job: None,
     }
 }
 

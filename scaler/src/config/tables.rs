@@ -1,17 +1,19 @@
 //! Labels and pools, and whether they name each other rightly.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
 };
 
-use pilotlight_wire::{PlacementName, PoolName, Volume};
+use pilotlight_wire::{ForgeName, PlacementName, PoolName, Volume};
 use toml::Spanned;
 
 use super::{
     document::{Document, Section, did_you_mean, integer},
     duration,
+    forge::Served,
 };
 use crate::fleet::{Label, Placement, Pool};
 
@@ -105,6 +107,10 @@ pub(super) fn pools(document: &Document<'_>, root: &mut Section<'_, '_>, state_d
         }
         let cpu_jobs = cpu_jobs.map(Spanned::into_inner);
         let volumes = volumes(&mut section, state_dir);
+        let runner_image =
+            section.leaf("runner_image", "an image's name, such as \"pilotlight/gitea-runner\"", |value| {
+                value.as_str().filter(|image| !image.trim().is_empty()).map(ToOwned::to_owned)
+            });
         if let Some(name) = name {
             let refers = ladder.iter().map(|rung| Spanned::new(rung.span(), rung.get_ref().to_string())).collect();
             let placements = ladder.into_iter().map(Spanned::into_inner).collect();
@@ -120,6 +126,7 @@ pub(super) fn pools(document: &Document<'_>, root: &mut Section<'_, '_>, state_d
                 reuse,
                 cpu_jobs,
                 volumes,
+                runner_image: runner_image.map(Spanned::into_inner),
             };
             tables.valid.push(Form::new(pool, &section, refers));
         }
@@ -197,6 +204,35 @@ fn volumes(pool: &mut Section<'_, '_>, state_dir: &Path) -> Vec<Volume> {
         }
     }
     volumes
+}
+
+/// Checks that forges serve labels that are there, on pools that can run their runners.
+pub(super) fn check_forges(
+    document: &Document<'_>,
+    forges: &BTreeMap<ForgeName, Served>,
+    labels: &Tables<Label>,
+    pools: &Tables<Pool>,
+) {
+    for (forge, served) in forges {
+        for name in served.labels.iter().flatten().filter(|name| !labels.names.contains(name.get_ref())) {
+            let near = did_you_mean(name.get_ref(), &labels.names);
+            let message = format!("{:?} is not a label{near}; there are: {}", name.get_ref(), labels.names.join(", "));
+            document.error(name.span().start, format!("{}.labels", served.path), message);
+        }
+        let serves = |label: &&Form<Label>| {
+            let name = label.value.name.as_str();
+            served.labels.as_ref().is_none_or(|some| some.iter().any(|label| label.get_ref() == name))
+        };
+        let used: Vec<&PoolName> = labels.valid.iter().filter(serves).map(|label| &label.value.pool).collect();
+        for pool in pools.valid.iter().filter(|pool| pool.value.runner_image.is_none()) {
+            if used.contains(&&pool.value.name) {
+                let message = format!(
+                    "serves forge {forge}, and says not in which image its runners run: write runner_image = \"…\""
+                );
+                document.error(pool.start, &pool.path, message);
+            }
+        }
+    }
 }
 
 /// Checks that labels name pools and pools placements, and warns of what can never work or is never used.

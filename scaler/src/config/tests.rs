@@ -105,7 +105,16 @@ fn every_kind_of_error_says_where_what_and_what_is_allowed() {
         ("an unknown key", "gpus = 1", "gpu = 1"),
         ("an unknown table", "[pool.here]", "[pools.x]\n[pool.here]"),
         ("more kept idle than there may be", "placements =", "min_idle = 2\nplacements ="),
-        ("a forge", "[label.gpu]", "[forge.acme.github]\nurl = \"x\"\n[label.gpu]"),
+        ("a forge of a later version", "[label.gpu]", "[forge.acme.github]\nurl = \"x\"\n[label.gpu]"),
+        ("a forge without a kind", "[label.gpu]", "[forge.acme]\n[label.gpu]"),
+        ("a forge that says nothing", "[label.gpu]", "[forge.acme.gitea]\n[label.gpu]"),
+        ("a forge by the name of the queue", "[label.gpu]", "[forge.direct.gitea]\n[label.gpu]"),
+        (
+            "a forge of nonsense",
+            "[label.gpu]",
+            "[forge.acme.gitea]\nurl = \"git.example.com\"\nscope = \"a/b/c\"\ntoken_file = \"/nonexistent\"\n\
+             labels = [\"gpx\"]\nrepositories = [\"acme\", \"*/x\"]\npoll = \"1ms\"\nrerun_lost = 1\n[label.gpu]",
+        ),
         ("a provider of a later version", "[placement.here.local]\ngpus = \"all\"", "[placement.here.ec2]\ngpus = 8"),
         ("a misspelt provider", "here.local]", "here.locl]"),
         ("two providers", "gpus = \"all\"", "gpus = \"all\"\n[placement.here.ec2]"),

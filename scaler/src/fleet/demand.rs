@@ -1,13 +1,17 @@
-//! What is asked for. The built-in queue hands over real jobs, so the set of job ids is the truth.
+//! Jobs. The built-in queue hands over real ones, so the set of their ids is the truth; of a forge, each runner that
+//! was granted is one (see [`super::forge`]).
 
 use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{AssignmentId, ForgeName, InstanceId, JobId, LabelName, PoolName, Usage, Verdict, api::Phases};
 use serde::{Deserialize, Serialize};
 
+use super::forge::{Registration, Runner};
+
 /// Why and how often a job may be queued again by itself (link 3).
 pub const MAX_REFUSALS: u32 = 3;
 
-/// One job of the built-in queue. Its payload (image, command, environment) lies sealed in the store.
+/// One job of the built-in queue, or one runner of a forge. Its payload (image, command, environment; the runner's
+/// credentials) lies sealed in the store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// Its id, made by the client.
@@ -38,6 +42,9 @@ pub struct Job {
     pub phases: Phases,
     /// The machine it is or was on.
     pub instance: Option<InstanceId>,
+    /// For a forge's runner: what it took, and how its registration stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runner: Option<Box<Runner>>,
 }
 
 /// A machine refused a job before it started.
@@ -140,9 +147,24 @@ impl Job {
         }
     }
 
-    /// Whether nothing more can change: it is over and its log is closed.
+    /// Whether nothing more can change: it is over, its log is closed, and its registration is gone.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.ended().is_some_and(|ended| ended.log == Log::Closed)
+        self.ended().is_some_and(|ended| ended.log == Log::Closed) && !self.needs_payload()
+    }
+
+    /// Whether what it runs must be kept: it may have to run, or its registration to be ended.
+    #[must_use]
+    pub fn needs_payload(&self) -> bool {
+        match &self.runner {
+            Some(runner) => runner.registration != Registration::Over,
+            None => self.ended().is_none(),
+        }
+    }
+
+    /// Whether its agent may be told to start it: a runner first needs its registration.
+    #[must_use]
+    pub fn can_start(&self) -> bool {
+        self.runner.as_ref().is_none_or(|runner| matches!(runner.registration, Registration::Held { .. }))
     }
 }

@@ -2,12 +2,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{
-    AssignmentId, InstanceId, JobId, LabelName,
+    AssignmentId, ForgeName, InstanceId, JobId, LabelName,
     agent::{AssignmentEvent, AssignmentReport, HostSample, Inventory, Seq},
     api::DrainTarget,
 };
 
-use super::{demand::Job, world::Settings};
+use super::{demand::Job, forge::Reading, world::Settings};
 use crate::provider::Listed;
 
 /// Everything that happens.
@@ -93,6 +93,38 @@ pub enum Event {
     },
     /// An admin wants what nobody knows to be destroyed.
     ReapOrphans,
+    /// A forge was read.
+    DemandRead(Box<Reading>),
+    /// A forge could not be read: what is known of it stands, and nothing destructive follows.
+    DemandFailed {
+        /// Which.
+        forge: ForgeName,
+        /// What it said.
+        message: String,
+    },
+    /// A runner was registered.
+    Granted {
+        /// Its job row.
+        job: JobId,
+        /// The forge's number of the registration.
+        id: i64,
+    },
+    /// A runner was not registered, or nobody knows.
+    GrantFailed {
+        /// Its job row.
+        job: JobId,
+        /// What the forge said.
+        message: String,
+    },
+    /// A runner's registration is known to be gone, and with it every task that it had.
+    RegistrationOver(JobId),
+    /// A runner's registration could not be ended.
+    RegistrationFailed {
+        /// Its job row.
+        job: JobId,
+        /// What the forge said.
+        message: String,
+    },
     /// Somebody stepped the system's clock.
     ClockStepped {
         /// How far, ahead or back.
@@ -188,6 +220,8 @@ pub enum Order {
     Start(AssignmentId),
     /// End it.
     Cancel(AssignmentId),
+    /// End it unless it has taken a job.
+    Withdraw(AssignmentId),
     /// End everything and leave.
     Terminate,
 }

@@ -247,6 +247,9 @@ pub struct Assignment {
     pub deadline: Timestamp,
     /// Whether it is to be ended from above.
     pub cancel: bool,
+    /// Whether it is a runner that is to leave unless it has taken a job.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub withdrawn: bool,
     /// The number of the last event applied.
     pub last_event: u64,
     /// Whether it was taken over from what its agent lists, after a lost database: the agent alone knows which of its

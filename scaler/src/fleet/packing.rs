@@ -34,11 +34,11 @@ pub(super) const STARVING: SignedDuration = SignedDuration::from_mins(10);
 
 /// What packing decided.
 #[derive(Debug, Default)]
-pub(super) struct Packed {
+pub(super) struct Packed<'a> {
     /// Machines to launch: where, and their GPUs where the placement names them.
     pub(super) launches: Vec<NewMachine>,
-    /// Jobs to give to ready machines now.
-    pub(super) assignments: Vec<(JobId, InstanceId, Vec<GpuId>)>,
+    /// Who is to be given a place on a ready machine now.
+    pub(super) assignments: Vec<(Ask<'a>, InstanceId, Vec<GpuId>)>,
     /// Jobs that stay queued.
     pub(super) waiting: BTreeMap<JobId, Waiting>,
     /// Machines that some job counts on: they are not idle.
@@ -71,7 +71,7 @@ pub(super) fn pack<'a>(
     leaving: &'a Leaving,
     ids: &mut IdGen,
     now: Timestamp,
-) -> Packed {
+) -> Packed<'a> {
     let mut packed = Packed::default();
     let mut room = Room::new(world, census, leaving, now);
     let mut queue: Vec<&Ask<'a>> = asks.iter().collect();
@@ -105,7 +105,7 @@ pub(super) fn pack<'a>(
 }
 
 /// Launches what `min_idle` lacks.
-fn keep_spare(room: &mut Room<'_>, ids: &mut IdGen, packed: &mut Packed) {
+fn keep_spare(room: &mut Room<'_>, ids: &mut IdGen, packed: &mut Packed<'_>) {
     let (world, now) = (room.world, room.now);
     for pool in world.settings.pools.values() {
         let count = packed.spare_of.entry(pool.name.clone()).or_default();
@@ -126,11 +126,11 @@ fn keep_spare(room: &mut Room<'_>, ids: &mut IdGen, packed: &mut Packed) {
 
 fn pack_pool<'a>(
     pool: &'a Pool,
-    queue: &[&Ask<'_>],
+    queue: &[&Ask<'a>],
     bins: &mut Bins<'a>,
     room: &mut Room<'a>,
     ids: &mut IdGen,
-    packed: &mut Packed,
+    packed: &mut Packed<'a>,
 ) {
     let (world, now) = (room.world, room.now);
     let mut label = None;
@@ -156,7 +156,7 @@ fn pack_pool<'a>(
             let given = bins.take(index, ask.gpus);
             let Bin { id, standing, instance, .. } = bins.all[index];
             match standing {
-                Standing::Ready => packed.assignments.push((ask.id, id, free_ids(instance, given, ask.gpus))),
+                Standing::Ready => packed.assignments.push((**ask, id, free_ids(instance, given, ask.gpus))),
                 Standing::Booting => drop(packed.waiting.insert(ask.id, Waiting::Boot(id))),
                 Standing::Unheard => drop(packed.waiting.insert(ask.id, Waiting::Unheard(id))),
                 Standing::New => drop(packed.waiting.insert(ask.id, Waiting::Launch(id))),

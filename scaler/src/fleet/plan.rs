@@ -4,14 +4,16 @@
 //! recording gives an empty plan.
 
 mod record;
+mod runners;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use pilotlight_wire::{AssignmentId, GpuId, InstanceId, JobId};
+use pilotlight_wire::{AssignmentId, ForgeName, GpuId, InstanceId, JobId};
 
 use super::{
     asks::{self, Ask},
+    forge::Wanted,
     ids::IdGen,
     instance::{AssignmentState, Call, Instance, OVERTIME, Phase},
     mutant::{Mutant, planted},
@@ -38,6 +40,34 @@ pub enum Action {
         /// The GPUs.
         gpu_ids: Vec<GpuId>,
     },
+    /// Give GPUs of a ready machine to a runner that is to be registered for a forge's job.
+    Grant {
+        /// The claim.
+        id: AssignmentId,
+        /// The runner's own row.
+        job: JobId,
+        /// The forge.
+        forge: ForgeName,
+        /// What it is granted for.
+        wanted: Box<Wanted>,
+        /// The machine.
+        instance: InstanceId,
+        /// The GPUs.
+        gpu_ids: Vec<GpuId>,
+    },
+    /// Register a runner again whose registration failed or is unclear.
+    Mint(JobId),
+    /// Let a runner leave unless it has taken a job.
+    Withdraw {
+        /// Its row.
+        job: JobId,
+        /// The machine that it is on.
+        instance: InstanceId,
+        /// Its claim.
+        assignment: AssignmentId,
+    },
+    /// End a runner's registration, and with it a task that nobody runs any more.
+    EndRegistration(JobId),
     /// No new work for a machine that still has some.
     Drain {
         /// The machine.
@@ -102,7 +132,8 @@ pub fn plan(world: &World, now: Timestamp) -> Plan {
         let leaves = draft.leaving.instances.contains(&machine.instance.id);
         census.count(world, machine, leaves, now);
     }
-    let asks = asks::asks(world);
+    let asks = asks::asks(world, now);
+    draft.runners(&asks);
     let leaving = std::mem::take(&mut draft.leaving);
     let packed = packing::pack(world, &asks.all, &mut census, &leaving, &mut ids, now);
     draft.idle(&census.vacant, &packed);
@@ -112,8 +143,19 @@ pub fn plan(world: &World, now: Timestamp) -> Plan {
     }
     draft.placements(&packed, &asks.all);
     let (mut actions, wake_at, list_soon) = (draft.actions, draft.wake, draft.list_soon);
-    for (job, instance, gpu_ids) in packed.assignments {
-        let action = Action::Assign { id: ids.mint(now), job, instance, gpu_ids };
+    for (ask, instance, gpu_ids) in packed.assignments {
+        let id = ids.mint(now);
+        let action = match ask.wanted {
+            None => Action::Assign { id, job: ask.id, instance, gpu_ids },
+            Some((forge, wanted)) => Action::Grant {
+                id,
+                job: ids.mint(now),
+                forge: forge.name.clone(),
+                wanted: Box::new(wanted.clone()),
+                instance,
+                gpu_ids,
+            },
+        };
         actions.push(Planned { action, reason: Reason::Fits });
         if world.instances.get(&instance).is_some_and(|instance| instance.single_use) {
             let cause = Cause::SingleUse;
@@ -238,7 +280,7 @@ impl Draft<'_> {
 
     /// Of the ready machines without work those on which no waiting job counts: the longest launched go first, and
     /// `min_idle` of each pool stay.
-    fn idle(&mut self, vacant: &[Machine<'_>], packed: &Packed) {
+    fn idle(&mut self, vacant: &[Machine<'_>], packed: &Packed<'_>) {
         let mut spare_of = packed.spare_of.clone();
         for Machine { instance, pool, .. } in vacant {
             let (Phase::Ready { idle_since }, Some(pool)) = (&instance.phase, pool) else { continue };
@@ -336,7 +378,7 @@ impl Draft<'_> {
     }
 
     /// A placement that cools is looked at again when it is over, if somebody waits.
-    fn placements(&mut self, packed: &Packed, asks: &[Ask<'_>]) {
+    fn placements(&mut self, packed: &Packed<'_>, asks: &[Ask<'_>]) {
         if packed.waiting.is_empty() && !packed.short {
             return;
         }

@@ -44,4 +44,6 @@ pub struct Pool {
     pub cpu_jobs: Option<u32>,
     /// Directories of the machine that jobs see.
     pub volumes: Vec<Volume>,
+    /// The image that forges' runners and their jobs' steps run in.
+    pub runner_image: Option<String>,
 }

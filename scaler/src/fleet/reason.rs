@@ -122,6 +122,14 @@ pub enum Reason {
     RepeatCreate,
     /// GPUs (or room for a CPU job) are free.
     Fits,
+    /// Registering a runner failed, or its outcome is unclear.
+    RepeatGrant,
+    /// No job waits that the runner could take.
+    NotNeeded,
+    /// An admin keeps the machine for debugging.
+    Held,
+    /// The runner is over.
+    RunnerOver,
     /// A machine goes away.
     Cause(Cause),
     /// The destroy call failed or was cut off.
@@ -147,6 +155,10 @@ impl Reason {
             Self::MinIdle => "min_idle",
             Self::RepeatCreate => "repeat_create",
             Self::Fits => "fits",
+            Self::RepeatGrant => "repeat_grant",
+            Self::NotNeeded => "not_needed",
+            Self::Held => "held",
+            Self::RunnerOver => "runner_over",
             Self::Cause(cause) => cause.word(),
             Self::RepeatDestroy { .. } => "repeat_destroy",
             Self::LogOver { .. } => "log_over",
@@ -162,6 +174,10 @@ impl fmt::Display for Reason {
             Self::MinIdle => f.write_str("the pool keeps min_idle machines ready"),
             Self::RepeatCreate => f.write_str("the create call is repeated, its outcome is not known"),
             Self::Fits => f.write_str("it has room"),
+            Self::RepeatGrant => f.write_str("registering it failed or its outcome is not known"),
+            Self::NotNeeded => f.write_str("no job waits for it"),
+            Self::Held => f.write_str("its machine is held"),
+            Self::RunnerOver => f.write_str("the runner is over"),
             Self::Cause(cause) => cause.fmt(f),
             Self::RepeatDestroy { failures } => write!(f, "destroy is repeated, {failures} failed"),
             Self::LogOver { incomplete: false } => f.write_str("the job is over"),

@@ -3,14 +3,19 @@
 mod alerts;
 
 use jiff::Timestamp;
+use pilotlight_runtime::units::Span;
 use pilotlight_wire::api::{
-    AssignmentView, InstanceView, JobState as WireState, JobView, PlacementView, PlanLine, PlanView, PoolView,
-    StatusView,
+    AssignmentView, ForgeJobView, InstanceView, JobState as WireState, JobView, Phases, PlacementView, PlanLine,
+    PlanView, PoolView, StatusView,
 };
 
 use super::{
-    Action, Breaker, Health, Instance, Job, Phase, Plan, Pool, ProviderConfig, World, demand::JobState,
-    instance::AssignmentState, plan,
+    Action, Breaker, Health, Instance, Job, Phase, Plan, Pool, ProviderConfig, World, asks,
+    demand::JobState,
+    forge::ForgeJob,
+    instance::{Assignment, AssignmentState},
+    plan,
+    world::title,
 };
 
 /// A job as clients see it, without what only the living world knows.
@@ -42,7 +47,13 @@ pub fn job(job: &Job, running: bool) -> JobView {
         usage: ended.and_then(|ended| ended.usage.clone()),
         cost: ended.and_then(|ended| ended.cost),
         log_gap: ended.is_some_and(|ended| ended.log_gap),
+        forge_job: job.runner.as_ref().map(|runner| forge_job(&runner.job, runner.has_picked())),
     }
+}
+
+fn forge_job(job: &ForgeJob, taken: bool) -> ForgeJobView {
+    let (repository, url) = (job.repository.clone(), job.url.clone());
+    ForgeJobView { id: job.id, run: job.run, repository, url, taken }
 }
 
 /// A machine as clients see it, without what only the living world knows.
@@ -102,6 +113,36 @@ impl World {
         view
     }
 
+    /// Queued jobs of forges for which no runner stands ready.
+    #[must_use]
+    pub fn wanted_views(&self, plan: &Plan, now: Timestamp) -> Vec<JobView> {
+        let asks = asks::asks(self, now).all;
+        let wanted = asks.iter().filter_map(|ask| Some((ask, ask.wanted?)));
+        wanted
+            .map(|(ask, (forge, wanted))| JobView {
+                id: ask.id,
+                forge: forge.name.clone(),
+                name: title(&wanted.job),
+                label: ask.label.clone(),
+                state: WireState::Queued,
+                verdict: None,
+                exit_code: None,
+                reason: plan.waiting.get(&ask.id).map(ToString::to_string),
+                instance: None,
+                gpus: ask.gpus,
+                queued_at: ask.queued_at,
+                started_at: None,
+                finished_at: None,
+                phases: Phases { queued: Some(ask.queued_at), ..Phases::default() },
+                detail: None,
+                usage: None,
+                cost: None,
+                log_gap: false,
+                forge_job: Some(forge_job(&wanted.job, false)),
+            })
+            .collect()
+    }
+
     /// A machine as clients see it.
     #[must_use]
     pub fn instance_view(&self, of: &Instance) -> InstanceView {
@@ -118,7 +159,7 @@ impl World {
     pub fn status_view(&self, plan: &Plan, now: Timestamp) -> StatusView {
         StatusView {
             instances: count(self.instances().filter(|instance| instance.is_live())),
-            jobs_queued: count(self.jobs().filter(|job| job.is_queued())),
+            jobs_queued: count(asks::asks(self, now).all.into_iter()),
             jobs_running: count(self.jobs().filter(|job| matches!(job.state, JobState::Placed { .. }))),
             pools: self.pool_views(now),
             alerts: self.alerts(plan, now),
@@ -203,6 +244,7 @@ impl World {
                     reason: waiting.word().to_owned(),
                     text: format!("job {job} waits: {waiting}"),
                 })
+                .chain(self.unserved_lines())
                 .collect(),
             instances: self
                 .instances
@@ -212,6 +254,23 @@ impl World {
                 .collect(),
             wake_at: plan.wake_at,
         }
+    }
+
+    /// Jobs of forges that ask for us in vain.
+    fn unserved_lines(&self) -> impl Iterator<Item = PlanLine> {
+        self.demand.iter().flat_map(|(forge, demand)| {
+            demand.unserved.iter().map(move |unserved| PlanLine {
+                what: "unserved".to_owned(),
+                subject: unserved.job.id.to_string(),
+                reason: "unserved".to_owned(),
+                text: format!(
+                    "job {} of {forge} ({}) is not served: {}",
+                    unserved.job.id,
+                    title(&unserved.job),
+                    unserved.why
+                ),
+            })
+        })
     }
 
     /// Why a machine stays or goes.
@@ -245,6 +304,34 @@ impl World {
     }
 }
 
+/// What the log of a job at a forge begins with: where it runs, and how long it took to get there.
+#[must_use]
+pub fn preface(job: &Job, on: &Instance, assignment: &Assignment) -> Vec<String> {
+    let mut machine = format!("instance {} of pool {} on {}", on.id, on.pool, on.placement.name);
+    let models = on.enrolment.as_ref().map(|enrolment| &enrolment.inventory.gpus);
+    let gpus: Vec<String> = assignment
+        .gpu_ids
+        .iter()
+        .map(|id| {
+            let model = models.and_then(|gpus| gpus.iter().find(|gpu| gpu.uuid == *id)).map(|gpu| &gpu.model);
+            model.map_or_else(|| id.to_string(), |model| format!("{model} {id}"))
+        })
+        .collect();
+    if !gpus.is_empty() {
+        machine += &format!(", {}: {}", counted(gpus.len(), "GPU"), gpus.join(", "));
+    }
+    let mut last = job.queued_at;
+    let mut times = format!("queued {:.0}", job.queued_at);
+    for (phase, at) in job.phases.in_order() {
+        let Some(at) = at.filter(|_| phase != "queued") else { continue };
+        let step = at.duration_since(last).as_secs_f64().max(0.0);
+        times += &format!(", {phase} +{step:.1} s");
+        last = at.max(last);
+    }
+    let timeout = Span(std::time::Duration::try_from(job.timeout).unwrap_or_default());
+    vec![format!("Pilotlight: {machine}"), format!("Pilotlight: {times}; label {}, ends after {timeout}", job.label)]
+}
+
 /// One planned action as a line.
 #[must_use]
 pub fn action_line(action: &Action, reason: &super::Reason) -> PlanLine {
@@ -260,6 +347,20 @@ pub fn action_line(action: &Action, reason: &super::Reason) -> PlanLine {
             job.to_string(),
             format!("give job {job} to instance {instance} with {}", counted(gpu_ids.len(), "GPU")),
         ),
+        Action::Grant { job, forge, wanted, instance, gpu_ids, .. } => (
+            "grant",
+            job.to_string(),
+            format!(
+                "grant runner {job} of {forge} for {} on instance {instance} with {}",
+                title(&wanted.job),
+                counted(gpu_ids.len(), "GPU")
+            ),
+        ),
+        Action::Mint(job) => ("mint", job.to_string(), format!("register runner {job} again")),
+        Action::Withdraw { job, .. } => ("withdraw", job.to_string(), format!("withdraw runner {job}")),
+        Action::EndRegistration(job) => {
+            ("end_registration", job.to_string(), format!("end the registration of runner {job}"))
+        }
         Action::Drain { instance, .. } => ("drain", instance.to_string(), format!("drain instance {instance}")),
         Action::Terminate { instance, .. } => {
             ("terminate", instance.to_string(), format!("terminate instance {instance}"))

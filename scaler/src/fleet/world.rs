@@ -7,6 +7,7 @@ mod admin;
 mod adoption;
 mod agent;
 mod clock;
+mod forge;
 mod health;
 mod jobs;
 mod provider;
@@ -16,6 +17,7 @@ pub use self::{
     health::{Breaker, Health},
 };
 pub(super) use self::{
+    forge::title,
     health::{BOOTS_ALERT, BootKey},
     jobs::{could_hold, cpu_jobs, log_bound},
 };
@@ -24,14 +26,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use pilotlight_wire::{
-    AssignmentId, InstanceId, JobId, LabelName, PlacementName, PoolName,
+    AssignmentId, ForgeName, InstanceId, JobId, LabelName, PlacementName, PoolName,
     agent::{AssignmentReport, HostSample, Seq},
 };
 
 use super::{
-    Job, Label, Placement, Pool,
+    Forge, Job, Label, Placement, Pool,
     demand::Log,
     event::{Applied, Event, Refusal},
+    forge::{Demand, Registration},
     ids::IdGen,
     instance::{Call, Instance, Phase, Step},
 };
@@ -60,6 +63,8 @@ pub struct Settings {
     pub pools: BTreeMap<PoolName, Pool>,
     /// Placements.
     pub placements: BTreeMap<PlacementName, Placement>,
+    /// Forges, besides the built-in queue.
+    pub forges: BTreeMap<ForgeName, Forge>,
 }
 
 /// What was seen of a machine since the scaler's start. Not persisted: a sync that changes no phase writes nothing.
@@ -143,6 +148,8 @@ pub struct World {
     pub(super) instances: BTreeMap<InstanceId, Instance>,
     pub(super) seen: BTreeMap<InstanceId, Seen>,
     pub(super) jobs: BTreeMap<JobId, Job>,
+    /// What forges ask for.
+    pub(super) demand: BTreeMap<ForgeName, Demand>,
     pub(super) health: BTreeMap<PlacementName, Health>,
     /// Boots that failed, per placement and image.
     pub(super) breakers: BTreeMap<BootKey, Breaker>,
@@ -180,6 +187,7 @@ impl World {
             instances: instances.into_iter().map(|instance| (instance.id, instance)).collect(),
             seen: BTreeMap::new(),
             jobs: jobs.into_iter().map(|job| (job.id, job)).collect(),
+            demand: BTreeMap::new(),
             health: BTreeMap::new(),
             breakers: BTreeMap::new(),
             list: ListState::default(),
@@ -206,6 +214,12 @@ impl World {
                 && let Log::Closing { incomplete } = ended.log
             {
                 ended.log = Log::Over { incomplete };
+            }
+            if let Some(runner) = &mut job.runner
+                && let Registration::Minting(call) | Registration::Ending(call) = &mut runner.registration
+                && let Call::Sent { failures } = *call
+            {
+                *call = Call::Due { at: now, failures };
             }
         }
         for instance in self.instances.values_mut() {
@@ -264,6 +278,18 @@ impl World {
                 Ok(Applied::Done)
             }
             Event::ReapOrphans => Ok(Applied::Orphans(self.reap_orphans(now))),
+            Event::DemandRead(reading) => {
+                self.demand_read(*reading, now);
+                Ok(Applied::Done)
+            }
+            Event::DemandFailed { forge, message } => {
+                self.demand_failed(forge, message, now);
+                Ok(Applied::Done)
+            }
+            Event::Granted { job, id } => self.granted(job, id, now),
+            Event::GrantFailed { job, message } => self.grant_failed(job, message, now),
+            Event::RegistrationOver(job) => self.registration_over(job),
+            Event::RegistrationFailed { job, message } => self.registration_failed(job, &message, now),
             Event::ClockStepped { by, skipped } => {
                 self.clock_stepped(by, skipped, now);
                 Ok(Applied::Done)
@@ -339,6 +365,12 @@ impl World {
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// What is known of a forge.
+    #[must_use]
+    pub fn demand(&self, forge: &ForgeName) -> Option<&Demand> {
+        self.demand.get(forge)
     }
 
     /// What is known of the provider's list.

@@ -207,6 +207,7 @@ async fn directive(app: &App, instance: InstanceId, order: Order) -> Result<Opti
     let id = match order {
         Order::Start(id) => id,
         Order::Cancel(assignment) => return Ok(Some(Directive::Cancel { assignment })),
+        Order::Withdraw(assignment) => return Ok(Some(Directive::Withdraw { assignment })),
         Order::Terminate => {
             let reason = app
                 .control
@@ -228,11 +229,11 @@ async fn directive(app: &App, instance: InstanceId, order: Order) -> Result<Opti
         })
         .await?;
     let Some((job, gpus, remaining_seconds, volumes)) = found else { return Ok(None) };
-    let Some(spec) = app.store.payload(job.id).await? else { return Ok(None) };
+    let Some(work) = app.store.payload(job.id).await? else { return Ok(None) };
     Ok(Some(Directive::Start(Box::new(Start {
         assignment: id,
         job,
-        spec,
+        work,
         gpus,
         volumes,
         remaining_seconds,

@@ -16,7 +16,7 @@ use axum::{
 use jiff::SignedDuration;
 use pilotlight_runtime::failpoint;
 use pilotlight_wire::{
-    InstanceId, JobId,
+    InstanceId, JobId, Work,
     api::{
         DrainRequest, DrainResponse, FOLLOW_HOLD_SECONDS, HoldRequest, InstanceView, JobView, LOG_SIZE_HEADER,
         LOG_STATE_HEADER, MAX_LOG_ANSWER, Orphan, PlanView, PoolView, ReleaseRequest, StatusView, SubmitJob,
@@ -66,7 +66,7 @@ pub(super) async fn submit(
             .map(|seconds| SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX))),
         priority: job.priority,
     };
-    let applied = app.control.submit(Event::Submitted(Box::new(submission)), id, job.spec).await??;
+    let applied = app.control.submit(Event::Submitted(Box::new(submission)), id, Work::Job(job.spec)).await??;
     failpoint!("scaler.submit.unanswered");
     let (status, job) = match applied {
         Applied::Job(job) => {
@@ -132,9 +132,10 @@ pub(super) async fn jobs(
     // The living first: one that settles between the two looks is then in both, and not in none.
     let living = app
         .control
-        .read(move |world, plan, _| {
+        .read(move |world, plan, now| {
             let wanted = world.jobs().filter(|job| all > 0 || job.ended().is_none());
-            wanted.map(|job| world.job_view(job, plan)).collect::<Vec<_>>()
+            let views = wanted.map(|job| world.job_view(job, plan));
+            views.chain(world.wanted_views(plan, now)).collect::<Vec<_>>()
         })
         .await?;
     let mut views = Vec::new();

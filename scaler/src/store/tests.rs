@@ -94,6 +94,7 @@ fn job(queued_at: i64) -> Job {
         refusal: None,
         phases: Phases::default(),
         instance: None,
+        runner: None,
     }
 }
 
@@ -111,8 +112,8 @@ fn ended(job: &Job, second: i64, log: Log) -> Job {
     Job { state: JobState::Finished(Box::new(ended)), ..job.clone() }
 }
 
-fn payload() -> DirectJob {
-    serde_json::from_value(serde_json::json!({"image": "x", "env": {"TOKEN": MARKER}})).unwrap()
+fn payload() -> Work {
+    serde_json::from_value(serde_json::json!({"kind": "job", "image": "x", "env": {"TOKEN": MARKER}})).unwrap()
 }
 
 fn jobs(jobs: &[&Job]) -> Commit {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pilotlight_wire::{
-    ErrorBody, Secret, Verdict,
+    ErrorBody, Secret, Verdict, Work,
     agent::{AssignmentEventKind, Directive, EnrolResponse, MAX_LOG_CHUNK, Seq, SyncResponse},
 };
 use reqwest::Method;
@@ -37,7 +37,8 @@ async fn a_held_sync_is_answered_by_work_superseded_by_a_higher_one_and_ends_wit
     let first = rig.submit().await;
     let mut agent = rig.enrol().await;
     let start = agent.start().await;
-    assert_eq!((start.job.id, start.spec.env["K"].as_str(), start.remaining_seconds > 21_000), (first, "v\n\"'", true));
+    let Work::Job(spec) = &start.work else { panic!("{start:?}") };
+    assert_eq!((start.job.id, spec.env["K"].as_str(), start.remaining_seconds > 21_000), (first, "v\n\"'", true));
     assert_eq!(agent.start().await.assignment, start.assignment, "repeated until it is listed");
     agent.listed.push(start.assignment);
 

@@ -7,6 +7,7 @@ mod admin;
 mod adoption;
 mod cases;
 mod ends;
+mod forge;
 mod link;
 mod queue;
 mod refused;

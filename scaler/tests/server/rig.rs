@@ -53,6 +53,11 @@ pub(crate) struct Agent {
 
 impl Rig {
     pub(crate) async fn new() -> Self {
+        Self::with(|_, config| config).await
+    }
+
+    /// One with another config.
+    pub(crate) async fn with(edit: impl FnOnce(&Path, String) -> String) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let agent = dir.path().join("agent");
         fs::write(&agent, SCRIPT).unwrap();
@@ -62,7 +67,7 @@ impl Rig {
             "listen = \"127.0.0.1:{port}\"\nlease = \"1m\"\n[label.cpu]\npool = \"here\"\n[pool.here]\nplacements = [\"here\"]\n\
              cpu_jobs = 2\nmax_instances = 2\n[placement.here.local]\ngpus = 0\nmax_instances = 2\nprice_per_hour = 3.6\nagent = {agent:?}\n"
         );
-        fs::write(dir.path().join("config.toml"), config).unwrap();
+        fs::write(dir.path().join("config.toml"), edit(dir.path(), config)).unwrap();
         let mut rig = Self {
             url: format!("http://127.0.0.1:{port}"),
             token: String::new(),
@@ -92,6 +97,22 @@ impl Rig {
         })
         .await;
         self.token = fs::read_to_string(self.state().join("admin.token")).unwrap().trim().to_owned();
+    }
+
+    /// Writes another config for the next start.
+    pub(crate) fn edit(&self, edit: impl FnOnce(String) -> String) {
+        let path = self.dir.path().join("config.toml");
+        fs::write(&path, edit(fs::read_to_string(&path).unwrap())).unwrap();
+    }
+
+    /// Ends a machine for good: its processes, and its agent's directory says that it is done.
+    pub(crate) fn kill_machine(&self, instance: InstanceId) {
+        let dir = self.state().join("local").join(instance.to_string());
+        fs::write(dir.join("done"), "died").unwrap();
+        let lock = fs::read_to_string(dir.join("agent.lock")).unwrap();
+        // Ours: a script that sleeps.
+        let killed = std::process::Command::new("kill").args(["-9", lock.split_whitespace().next().unwrap()]).status();
+        assert!(killed.unwrap().success());
     }
 
     /// Writes another config and reads it, as SIGHUP does.

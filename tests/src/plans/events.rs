@@ -7,10 +7,11 @@ use pilotlight_scaler::fleet::{
     Event, Instance, Job, World,
     demand::JobState,
     event::{CreateFailure, Enrol, Submission, Synced},
+    forge::{ForgeJob, Wanted},
     instance::Assignment,
 };
 use pilotlight_wire::{
-    AssignmentId, JobId, Verdict,
+    AssignmentId, JobId, Task, Verdict,
     agent::{AssignmentEvent, AssignmentEventKind, AssignmentReport, Finished, Gpu, Inventory, JobRef, Seq, Stage},
     api::DrainTarget,
 };
@@ -97,6 +98,30 @@ impl Script {
                 let instance = self.instance(on()?)?;
                 self.apply(Event::DestroyFailed { instance, message: words[2..].join(" ") });
             }
+            "asks" => self.asks(on()?, &words[2..])?,
+            "leaves" => drop(self.queued.remove(on()?)),
+            "granted" => {
+                let job = self.job(on()?)?;
+                self.apply(Event::Granted { job, id: 1 });
+            }
+            "grant-fails" => {
+                let (job, message) = (self.job(on()?)?, words[2..].join(" "));
+                self.apply(Event::GrantFailed { job, message });
+            }
+            "takes" => {
+                let name = words.get(2).context("the name of a job is wanted")?;
+                let (_, wanted) = self.queued.remove(*name).with_context(|| format!("{name} does not wait"))?;
+                let (repository, job) = (wanted.job.repository, wanted.job.name);
+                let task = Task { id: 1, repository, run: wanted.job.run, job, steps: 2 };
+                self.assignment_event(on()?, AssignmentEventKind::Picked(task))?;
+            }
+            "deregistered" => self.apply(Event::RegistrationOver(self.job(on()?)?)),
+            "deregister-fails" => {
+                let (job, message) = (self.job(on()?)?, words[2..].join(" "));
+                self.apply(Event::RegistrationFailed { job, message });
+            }
+            "forges-fail" => self.forges_fail = true,
+            "forges-work" => self.forges_fail = false,
             "list-fails" => self.list_fails = true,
             "list-works" => self.list_fails = false,
             "drain" => {
@@ -120,6 +145,19 @@ impl Script {
             "look" => {}
             other => bail!("no event {other}"),
         }
+        Ok(())
+    }
+
+    /// A job is queued at a forge.
+    fn asks(&mut self, name: &str, words: &[&str]) -> Result<()> {
+        let (label, options) = super::options(words)?;
+        let forge = self.settings.forges.keys().next().context("a forge is wanted first")?.clone();
+        let id = i64::try_from(self.jobs.len())? + 1;
+        let repository = (*options.get("repo").unwrap_or(&"acme/train")).to_owned();
+        let job = ForgeJob { id, run: id, attempt: 1, repository, name: name.to_owned(), url: String::new() };
+        let wanted = Wanted { job, label: label.parse()?, queued_at: self.now };
+        self.jobs.insert(name.to_owned(), wanted.id(&forge));
+        self.queued.insert(name.to_owned(), (forge, wanted));
         Ok(())
     }
 

@@ -62,6 +62,7 @@ pub(crate) fn settings(shape: Shape, variant: u32) -> Settings {
         reuse,
         cpu_jobs,
         volumes: Vec::new(),
+        runner_image: None,
     };
     let label = |name: &str, pool: &str, gpus, priority| Label {
         name: name.parse().unwrap(),
@@ -90,6 +91,7 @@ pub(crate) fn settings(shape: Shape, variant: u32) -> Settings {
         ]
         .map(|pool| (pool.name.clone(), pool))
         .into(),
+        forges: std::collections::BTreeMap::new(),
         labels: [
             label("x1", "gpu", 1, 0),
             label("x4", "gpu", 4, 0),

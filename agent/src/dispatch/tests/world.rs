@@ -36,7 +36,7 @@ pub(super) fn start(n: u128) -> Start {
             label: "cpu-small".parse().unwrap(),
             name: "test".to_owned(),
         },
-        spec: serde_json::from_str(r#"{"image":"busybox"}"#).unwrap(),
+        work: serde_json::from_str(r#"{"kind":"job","image":"busybox"}"#).unwrap(),
         gpus: vec![],
         volumes: vec![],
         remaining_seconds: 36_000,

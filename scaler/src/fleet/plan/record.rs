@@ -8,6 +8,7 @@ use pilotlight_wire::{AssignmentId, GpuId, InstanceId, JobId};
 use super::{Action, Plan};
 use crate::fleet::{
     demand::{JobState, Log},
+    forge::Registration,
     instance::{Assignment, AssignmentState, Call, Instance, Phase, Step},
     mutant::{Mutant, planted},
     packing::NewMachine,
@@ -45,6 +46,20 @@ impl World {
                 }
             }
             Action::Assign { id, job, instance, gpu_ids } => self.assign(*id, *job, *instance, gpu_ids, now),
+            Action::Grant { id, job, forge, wanted, instance, gpu_ids } => {
+                if let Some(row) = self.runner_row(*job, forge, wanted, now) {
+                    self.jobs.insert(*job, row);
+                    self.assign(*id, *job, *instance, gpu_ids, now);
+                }
+            }
+            Action::Mint(job) | Action::EndRegistration(job) => self.send_registration(*job),
+            Action::Withdraw { instance, assignment, .. } => {
+                if let Some(machine) = self.instance_mut(*instance)
+                    && let Some(assignment) = machine.assignments.get_mut(assignment)
+                {
+                    assignment.withdrawn = true;
+                }
+            }
             Action::Drain { .. } if planted(Mutant::ForgetsDrain) => {}
             Action::Drain { instance, cause } => self.step(*instance, &Step::Drain(cause.clone()), now),
             Action::Terminate { instance, cause } => {
@@ -81,6 +96,15 @@ impl World {
         }
     }
 
+    fn send_registration(&mut self, id: JobId) {
+        if let Some(job) = self.job_mut(id)
+            && let Some(runner) = &mut job.runner
+            && let Registration::Minting(call) | Registration::Ending(call) = &mut runner.registration
+        {
+            *call = Call::Sent { failures: call.failures() };
+        }
+    }
+
     fn send_destroy(&mut self, id: InstanceId) {
         if let Some(instance) = self.instance_mut(id)
             && let Phase::Terminating { destroy, .. } = &mut instance.phase
@@ -109,6 +133,7 @@ impl World {
             assigned_at: now,
             deadline: later(now, job.timeout),
             cancel: false,
+            withdrawn: false,
             last_event: 0,
             adopted: false,
             state: AssignmentState::Assigned,

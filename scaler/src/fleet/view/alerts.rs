@@ -77,6 +77,18 @@ impl World {
                 );
             }
         }
+        for (forge, demand) in &self.demand {
+            if let Some((since, message)) = &demand.failing
+                && now.duration_since(*since) >= LIST_ALERT
+            {
+                alert("forge_unreadable", *since, format!("forge {forge} cannot be read: {message}"));
+            }
+            if let Some((since, message)) = &demand.grants_failing
+                && now.duration_since(*since) >= LIST_ALERT
+            {
+                alert("runners_failing", *since, format!("forge {forge} registers or removes no runner: {message}"));
+            }
+        }
         if let Some((since, message)) = &self.reload_error {
             alert("reload_failed", *since, format!("the config file has errors and the old one is kept: {message}"));
         }

@@ -106,6 +106,7 @@ impl World {
         let deadline = later(now, left.unwrap_or(DEFAULT_TIMEOUT));
         let running = !matches!(report.stage, Stage::Accepted | Stage::Preparing);
         let pool = instance.pool.clone();
+        let runner = self.adopted_runner(&reference.forge);
         let job = self.jobs.entry(reference.id).or_insert_with(|| Job {
             id: reference.id,
             forge: reference.forge.clone(),
@@ -121,6 +122,7 @@ impl World {
             refusal: None,
             phases: Phases { queued: Some(now), ..Phases::default() },
             instance: None,
+            runner,
         });
         // A job that is over or on another machine is what the world says it is; its claim is still this machine's.
         if job.is_queued() {
@@ -137,6 +139,7 @@ impl World {
             assigned_at: now,
             deadline,
             cancel: false,
+            withdrawn: false,
             last_event: 0,
             adopted: true,
             state: if running { AssignmentState::Running } else { AssignmentState::Assigned },

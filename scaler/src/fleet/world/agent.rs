@@ -10,6 +10,7 @@ use pilotlight_wire::{
 
 use super::{World, later};
 use crate::fleet::{
+    Job,
     demand::JobState,
     event::{Applied, Enrol, Order, Refusal, Synced},
     instance::{AssignmentState, Enrolment, Instance, Phase, Step},
@@ -146,10 +147,17 @@ impl World {
             |assignment: &AssignmentId| self.seen.get(&id).is_some_and(|seen| seen.reports.contains_key(assignment));
         Ok(instance
             .live_assignments()
-            .filter_map(|(id, assignment)| match (assignment.cancel, listed(id)) {
-                (true, _) => Some(Order::Cancel(*id)),
-                (false, false) => Some(Order::Start(*id)),
-                (false, true) => None,
+            .filter_map(|(id, assignment)| {
+                let job = self.jobs.get(&assignment.job);
+                if assignment.cancel {
+                    Some(Order::Cancel(*id))
+                } else if assignment.withdrawn && job.is_some_and(stands_down) {
+                    Some(Order::Withdraw(*id))
+                } else if !listed(id) && job.is_none_or(Job::can_start) {
+                    Some(Order::Start(*id))
+                } else {
+                    None
+                }
             })
             .collect())
     }
@@ -185,6 +193,12 @@ impl World {
                     job.phases.image_ready = Some(believed(image_ready_at, begun, at));
                     job.phases.started = Some(at);
                 }
+                self.runner_started(job);
+                AssignmentState::Running
+            }
+            AssignmentEventKind::Picked(task) => {
+                // By our clock: it is compared with when the forge was read.
+                self.took(job, None, Some(task), now);
                 AssignmentState::Running
             }
             AssignmentEventKind::Refused { reason } if started => {
@@ -224,6 +238,11 @@ impl World {
             Stage::Accepted | Stage::Preparing => report.detail.as_deref(),
         }
     }
+}
+
+/// Whether a runner that is to leave has taken no job.
+fn stands_down(job: &Job) -> bool {
+    job.runner.as_ref().is_some_and(|runner| !runner.has_picked())
 }
 
 /// A time by an agent's clock, which may be wrong, held between two of ours: it decides how long a job is kept.

@@ -5,6 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Health, Settings, World, later};
 use crate::fleet::{
     demand::{Job, JobState},
+    forge::Registration,
     instance::{AssignmentState, Call, Instance, Phase},
 };
 
@@ -35,6 +36,12 @@ impl World {
         }
         self.grace_until = later(now, self.settings.lease);
         self.clock_stepped = Some((now, by));
+    }
+
+    /// Whether what is not known may be judged: not right after a start or a step of the clock.
+    #[must_use]
+    pub fn may_judge(&self, now: Timestamp) -> bool {
+        now >= self.grace_until
     }
 
     fn skip(&mut self, skipped: SignedDuration) {
@@ -117,6 +124,12 @@ fn job_times(job: &mut Job, skip: &impl Fn(&mut Timestamp)) {
     ];
     noted.into_iter().flatten().for_each(skip);
     skip(&mut job.queued_at);
+    if let Some(runner) = &mut job.runner {
+        runner.picked_at.iter_mut().for_each(skip);
+        if let Registration::Minting(call) | Registration::Ending(call) = &mut runner.registration {
+            call_time(call, skip);
+        }
+    }
     if let Some(refused) = &mut job.refusal {
         skip(&mut refused.until);
     }

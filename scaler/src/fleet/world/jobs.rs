@@ -7,7 +7,7 @@ use super::{World, later};
 use crate::fleet::{
     demand::{Ended, Job, JobState, Log, MAX_REFUSALS, Refused},
     event::{Applied, Refusal, Submission},
-    instance::{AssignmentState, Phase},
+    instance::{AssignmentState, Instance, Phase},
     mutant::{Mutant, planted},
     placement::Placement,
 };
@@ -63,6 +63,7 @@ impl World {
             refusal: None,
             phases: Phases { queued: Some(now), ..Phases::default() },
             instance: None,
+            runner: None,
         };
         self.dirty.jobs.insert(job.id);
         self.jobs.insert(job.id, job.clone());
@@ -109,6 +110,7 @@ impl World {
         {
             job.phases.finished = Some(now);
             job.state = JobState::Finished(Box::new(ended));
+            job.end_registration(now);
         }
     }
 
@@ -131,14 +133,20 @@ impl World {
     /// The job's share of its machine's price.
     fn cost(&self, instance: InstanceId, job: JobId, wall_seconds: f64) -> Option<f64> {
         let (instance, job) = (self.instances.get(&instance)?, self.jobs.get(&job)?);
+        Some(self.price_per_hour(instance, job.gpus)? * wall_seconds / 3600.0)
+    }
+
+    /// What an hour of a machine's share costs that has so many GPUs.
+    #[must_use]
+    pub(crate) fn price_per_hour(&self, instance: &Instance, gpus: u32) -> Option<f64> {
         let price = instance.placement.price_per_hour?;
-        let share = match (instance.gpus(), job.gpus) {
+        let share = match (instance.gpus(), gpus) {
             (0, _) => 1.0 / f64::from(instance.cpu_jobs.max(1)),
             // A job without GPUs rides along: the GPUs it does not hold are not on its bill.
             (_, 0) => 0.0,
             (all, some) => f64::from(some) / f64::from(all),
         };
-        Some(price * share * wall_seconds / 3600.0)
+        Some(price * share)
     }
 
     /// The last word on what a machine that is now gone had: its jobs are lost, and no more of their logs will come.
@@ -195,7 +203,9 @@ impl World {
     pub(super) fn refused(&mut self, id: JobId, reason: &str, cancel: bool, now: Timestamp) {
         let Some(job) = self.job_mut(id) else { return };
         let count = job.refusal.as_ref().map_or(0, |refused| refused.count) + 1;
-        if cancel {
+        if job.runner.is_some() {
+            self.runner_refused(id, reason, now);
+        } else if cancel {
             let ended = never_ran(Verdict::Cancelled, Some("cancelled before it started".to_owned()), now);
             self.end_job(id, ended, now);
         } else if job.is_adopted() {
@@ -216,7 +226,7 @@ impl World {
 }
 
 /// The end of a job that has no log of its own to come.
-fn never_ran(verdict: Verdict, reason: Option<String>, at: Timestamp) -> Ended {
+pub(super) fn never_ran(verdict: Verdict, reason: Option<String>, at: Timestamp) -> Ended {
     Ended {
         verdict,
         exit_code: None,
