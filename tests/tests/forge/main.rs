@@ -1,5 +1,8 @@
 //! A real forge: Gitea and its official runner. Names say what holds.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod client;
 mod harness;
 
 /// A job that prints two lines.
